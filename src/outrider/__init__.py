@@ -1,0 +1,1 @@
+"""Outrider: lossless speculative decoding."""
