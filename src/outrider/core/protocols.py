@@ -1,0 +1,206 @@
+"""The seams between the layers. Anything that fits one of these can be plugged in; nothing else is assumed.
+
+Shapes: m rows of one segment, M rows of a pass, V vocabulary, F feature width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from torch import Tensor
+
+from outrider.core.draft import Draft, DraftLaw, SeqDraft
+from outrider.core.rng import Rng
+from outrider.core.types import Sequence
+from outrider.core.verdict import SeqVerdict
+from outrider.core.warp import Rows
+
+
+class KVCache(Protocol):
+    """What a model remembers of one sequence: `length` committed positions, then the rows of the latest pass.
+
+    A pass writes its rows behind `length` and commits nothing. `keep` commits some of them; the next pass overwrites
+    the rest.
+    """
+
+    @property
+    def length(self) -> int:
+        """Committed positions."""
+        ...
+
+    def keep(self, rows: Seq[int]) -> None:
+        """Commits these rows of the latest pass (a path: increasing, each the child of the one before), in order."""
+        ...
+
+    def truncate(self, length: int) -> None:
+        """Forgets the committed positions from `length` on; pending rows are dropped."""
+        ...
+
+    def free(self) -> None:
+        """Gives the memory back; the cache must not be used again."""
+        ...
+
+    def digest(self) -> str:
+        """A hash of the committed state: equal for equal histories, whatever was drafted and dropped in between."""
+        ...
+
+    def check_integrity(self) -> None:
+        """Asserts that the cache's own bookkeeping is consistent."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """One sequence's rows in a pass: these tokens, behind the committed positions of `cache`.
+
+    `parents[i]` is the row that row i continues (-1: the cache's last committed position); None is a chain. Row i sits
+    at position cache.length + its depth and sees the committed positions, its ancestors and itself.
+    """
+
+    cache: KVCache
+    tokens: Seq[int]
+    parents: Seq[int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """What a forward pass gives: logits (float32 or float64; None when not asked for) and hidden states.
+
+    `features_MF` holds the outputs of the asked layers side by side, in the order asked; None when none was.
+    """
+
+    logits_MV: Tensor | None
+    features_MF: Tensor | None = None
+
+
+class LanguageModel(Protocol):
+    """A causal language model. It commits nothing and knows nothing of drafts."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def context_length(self) -> int: ...
+
+    def new_cache(self) -> KVCache:
+        """An empty cache for one sequence."""
+        ...
+
+    def forward(self, segments: Seq[Segment], *, logits: bool = True, taps: Seq[int] = ()) -> Pass:
+        """One pass over the rows of all segments. Writes their keys and values; see KVCache for what is kept.
+
+        `taps` are layer indices whose outputs are returned as features.
+        """
+        ...
+
+
+@runtime_checkable
+class EarlyExit(Protocol):
+    """A model that can also run as its own first layers."""
+
+    def first_layers(self, count: int) -> LanguageModel:
+        """The model made of the first `count` layers, the final norm and the head; shares the weights."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """What became of a round, told to the drafter of the sequence, whoever drafted.
+
+    `tokens` were appended to the sequence; the first `accepted` of them were draft tokens. `features_TF` are the
+    target's hidden states at the positions that the target's cache gained, or None when the drafter asked for none.
+    """
+
+    tokens: Seq[int]
+    accepted: int
+    features_TF: Tensor | None = None
+
+
+class Drafter(Protocol):
+    """Proposes what the target might say next. It never sees p.
+
+    `laws` are the laws its drafts can have, `trees` whether they can branch, `wants` the target layers whose hidden
+    states it reads.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def laws(self) -> frozenset[DraftLaw]: ...
+
+    @property
+    def trees(self) -> bool: ...
+
+    @property
+    def wants(self) -> tuple[int, ...]: ...
+
+    def open(self, seq: Sequence) -> None:
+        """A sequence begins; its prompt is in seq.tokens."""
+        ...
+
+    def propose(self, seqs: Seq[Sequence], budgets: Seq[int], rng: Rng) -> Draft:
+        """A draft for each sequence, at most budgets[b] nodes each; fewer or none is fine. Budget 0 costs no work."""
+        ...
+
+    def commit(self, seq: Sequence, committed: Committed) -> None:
+        """Tokens became final (also those of the prompt, and those that another drafter proposed)."""
+        ...
+
+    def close(self, seq: Sequence) -> None:
+        """A sequence ends; nothing of it may be left."""
+        ...
+
+
+class Verifier(Protocol):
+    """An acceptance rule."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def lossless(self) -> bool: ...
+
+    @property
+    def laws(self) -> frozenset[DraftLaw]:
+        """The draft laws under which the rule is what it claims to be."""
+        ...
+
+    @property
+    def trees(self) -> bool: ...
+
+    def verify(self, draft: SeqDraft, p: Rows, rng: Rng, seed: int, position: int) -> SeqVerdict:
+        """Decides one sequence's draft. Row 0 of p follows the last committed token, row i + 1 follows draft node i.
+
+        `seed` and `position` (the output position of the next token) key the draws.
+        """
+        ...
+
+
+class Controller(Protocol):
+    """Decides how many tokens to draft. It sees the past and the load, never this round's p."""
+
+    def budgets(self, seqs: Seq[Sequence]) -> list[int]:
+        """Draft nodes allowed for each sequence in the coming round; 0 is a plain step."""
+        ...
+
+    def observe(self, seq: Sequence, drafted: int, accepted: int) -> None:
+        """What became of a round's draft."""
+        ...
+
+
+class Constraint(Protocol):
+    """A grammar that a sequence must follow, as a pure function of the tokens after the committed ones."""
+
+    def allowed(self, path: Seq[int]) -> Tensor | None:
+        """Tokens allowed after committed text + path, bool [V]; None: all are. After a forbidden path: any value."""
+        ...
+
+    def advance(self, token: int) -> None:
+        """`token` was committed."""
+        ...

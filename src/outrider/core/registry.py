@@ -1,0 +1,69 @@
+"""Names to classes, loaded when first used. The CLI, the contract tests, the law tests and bench iterate these tables.
+
+Third parties register drafters through the entry-point group `outrider.drafters`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from difflib import get_close_matches
+from importlib import import_module
+from importlib.metadata import entry_points
+from types import MappingProxyType
+from typing import Any
+
+from outrider.errors import ConfigError
+
+DRAFTERS: Mapping[str, str] = MappingProxyType(
+    {
+        "none": "outrider.drafters.none:NoneDrafter",
+        "fixed": "outrider.drafters.fixed:FixedDrafter",
+        "ngram": "outrider.drafters.ngram:NgramDrafter",
+        "suffix": "outrider.drafters.suffix:SuffixDrafter",
+        "prediction": "outrider.drafters.prediction:PredictionDrafter",
+        "draft_model": "outrider.drafters.draft_model:DraftModelDrafter",
+        "layer_skip": "outrider.drafters.layer_skip:LayerSkipDrafter",
+        "cascade": "outrider.drafters.cascade:CascadeDrafter",
+    }
+)
+
+VERIFIERS: Mapping[str, str] = MappingProxyType(
+    {
+        "greedy": "outrider.verify.greedy:GreedyVerifier",
+        "chain": "outrider.verify.chain:ChainVerifier",
+        "block": "outrider.verify.block:BlockVerifier",
+        "match": "outrider.verify.match:MatchVerifier",
+        "coupled": "outrider.verify.coupled:CoupledVerifier",
+        "typical": "outrider.verify.lossy:TypicalVerifier",
+        "top1": "outrider.verify.lossy:TopOneVerifier",
+    }
+)
+
+CONTROLLERS: Mapping[str, str] = MappingProxyType({"fixed": "outrider.control.fixed:FixedController"})
+
+
+def drafter_class(name: str) -> Any:
+    """The class of the drafter `name`, built in or from an entry point."""
+    for entry in entry_points(group="outrider.drafters"):
+        if entry.name == name and name not in DRAFTERS:
+            return entry.load()
+    return _load("drafter", name, DRAFTERS)
+
+
+def verifier_class(name: str) -> Any:
+    """The class of the acceptance rule `name`."""
+    return _load("rule", name, VERIFIERS)
+
+
+def controller_class(name: str) -> Any:
+    """The class of the controller `name`."""
+    return _load("controller", name, CONTROLLERS)
+
+
+def _load(kind: str, name: str, table: Mapping[str, str]) -> Any:
+    if name not in table:
+        close = get_close_matches(name, table, n=1)
+        hint = f" (did you mean {close[0]!r}?)" if close else ""
+        raise ConfigError(f"{kind} {name!r} is unknown{hint}: choose one of {', '.join(table)}")
+    module, _, attribute = table[name].partition(":")
+    return getattr(import_module(module), attribute)

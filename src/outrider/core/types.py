@@ -1,0 +1,149 @@
+"""The things that every layer talks about: sampling parameters, and one sequence being generated.
+
+Public so that a drafter or a server can be written against them; nothing here knows of a model.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from outrider.core.rng import fold_seed
+from outrider.core.stats import SpecStats
+from outrider.errors import RequestError
+
+if TYPE_CHECKING:
+    from outrider.core.protocols import Constraint, KVCache, Verifier
+
+GREEDY_BELOW = 1e-5
+"""Temperatures under this are greedy decoding: dividing logits by them would overflow."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How the tokens of one request are chosen and when they end. The defaults are greedy decoding of 256 tokens.
+
+    temperature        0 (or < 1e-5) is greedy
+    top_k              keep the k likeliest tokens; 0 keeps all; 1 is greedy
+    top_p              keep the smallest likeliest set with at least this mass, in (0, 1]
+    min_p              keep tokens with at least this share of the likeliest token's probability, in [0, 1)
+    presence_penalty, frequency_penalty   subtracted from the logits of tokens already generated, in [-2, 2]
+    repetition_penalty divides positive and multiplies negative logits of tokens in prompt or output, > 0; 1 is off
+    logit_bias         added to the logits of these token ids
+    bad_token_ids      never generated
+    min_tokens         EOS and stop token ids cannot be drawn before this many tokens
+    max_tokens         None: until the context is full
+    stop               strings that end the answer (not part of it unless include_stop)
+    stop_token_ids     token ids that end the answer, beside the model's own
+    ignore_eos         do not end at the model's own end-of-sequence tokens
+    seed               None: a fresh one is drawn, and reported
+    n                  number of independent answers
+    logprobs           None, or how many likeliest alternatives to report with each token (0: the token's own only)
+    json_schema        None, or a JSON schema (as a dict, or as JSON text) that the answer must satisfy
+    skip_special       leave special tokens out of the text
+
+    Raises RequestError, naming the field, its value and what is allowed.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    bad_token_ids: tuple[int, ...] = ()
+    min_tokens: int = 0
+    max_tokens: int | None = 256
+    stop: tuple[str, ...] = ()
+    include_stop: bool = False
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    seed: int | None = None
+    n: int = 1
+    logprobs: int | None = None
+    json_schema: str | Mapping[str, object] | None = None
+    skip_special: bool = True
+
+    def __post_init__(self) -> None:
+        if isinstance(self.stop, str):
+            object.__setattr__(self, "stop", (self.stop,))
+        for name in ("stop", "stop_token_ids", "bad_token_ids"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+        finite = math.isfinite
+        self._require("temperature", finite(self.temperature) and self.temperature >= 0, "a number >= 0")
+        self._require("top_k", self.top_k >= 0, "an integer >= 0 (0 keeps all)")
+        self._require("top_p", 0 < self.top_p <= 1, "a number in (0, 1]")
+        self._require("min_p", 0 <= self.min_p < 1, "a number in [0, 1)")
+        self._require("presence_penalty", -2 <= self.presence_penalty <= 2, "a number in [-2, 2]")
+        self._require("frequency_penalty", -2 <= self.frequency_penalty <= 2, "a number in [-2, 2]")
+        repetition_ok = finite(self.repetition_penalty) and self.repetition_penalty > 0
+        self._require("repetition_penalty", repetition_ok, "a number > 0 (1 is off)")
+        self._require("logit_bias", all(finite(b) for b in self.logit_bias.values()), "finite numbers by token id")
+        self._require("min_tokens", self.min_tokens >= 0, "an integer >= 0")
+        max_ok = self.max_tokens is None or self.max_tokens >= 1
+        self._require("max_tokens", max_ok, "an integer >= 1, or None for the whole context")
+        self._require("stop", all(isinstance(s, str) and s for s in self.stop), "non-empty strings")
+        self._require("n", self.n >= 1, "an integer >= 1")
+        self._require("logprobs", self.logprobs is None or 0 <= self.logprobs <= 100, "None, or an integer in [0, 100]")
+
+    def _require(self, name: str, ok: bool, allowed: str) -> None:
+        if not ok:
+            raise RequestError(f"{name} = {getattr(self, name)!r} is not allowed: give {allowed}")
+
+    @property
+    def greedy(self) -> bool:
+        """Whether every token is the likeliest one, whatever the seed."""
+        return self.temperature < GREEDY_BELOW or self.top_k == 1
+
+    @property
+    def plain_logits(self) -> bool:
+        """Whether no processor other than temperature touches the logits."""
+        penalties = self.presence_penalty != 0 or self.frequency_penalty != 0 or self.repetition_penalty != 1
+        return not (penalties or self.logit_bias or self.bad_token_ids or self.min_tokens)
+
+
+class Sequence:
+    """One answer being generated: addressed by its id, never by its place in a batch.
+
+    `tokens` holds prompt and committed output; only `engine.commit` appends to it. Between rounds the target's cache
+    holds the keys and values of all tokens but the last.
+    """
+
+    def __init__(
+        self,
+        seq_id: int,
+        prompt: list[int],
+        params: SamplingParams,
+        *,
+        seed: int,
+        choice: int = 0,
+        stop_ids: frozenset[int] = frozenset(),
+        prediction: list[int] | None = None,
+    ) -> None:
+        assert prompt, "a sequence needs at least one prompt token"
+        self.id = seq_id
+        self.prompt_len = len(prompt)
+        self.tokens = list(prompt)
+        self.params = params
+        self.choice = choice
+        self.seed = fold_seed(seed, choice)
+        self.stop_ids = stop_ids
+        self.prediction = prediction
+        self.constraint: Constraint | None = None
+        self.finish_reason: str | None = None
+        self.stats = SpecStats()
+        self.cache: KVCache
+        self.rule: Verifier
+
+    @property
+    def output_len(self) -> int:
+        """Output tokens committed so far; also the output position of the next token, which keys its randomness."""
+        return len(self.tokens) - self.prompt_len
+
+    @property
+    def finished(self) -> bool:
+        return self.finish_reason is not None

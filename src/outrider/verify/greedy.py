@@ -1,0 +1,43 @@
+"""Rule `greedy`: decoding at temperature 0, for chains and trees.
+
+Statement. Walk down from the root: while the current node has a child that carries the row's likeliest token, accept
+that child. The token after the path is the likeliest one of the last row. Ties go to the lowest index.
+
+Proof sketch. p is one-hot at each row. By induction along the path every accepted token is the argmax given its prefix,
+and so is the last token; that is the definition of greedy decoding.
+
+Expected length. 1 + the number of leading draft tokens that equal the target's own greedy text; on a tree, along the
+best branch.
+
+Edge cases. An empty draft gives the row's argmax (a plain step). Of duplicate siblings the first is taken. The draft's
+law does not matter: a token is compared, never weighed.
+"""
+
+from __future__ import annotations
+
+from outrider.core.draft import DraftLaw, SeqDraft
+from outrider.core.rng import Rng
+from outrider.core.verdict import Origin, SeqVerdict
+from outrider.core.warp import Rows
+
+
+class GreedyVerifier:
+    """Compares with the argmax. Rows of p must be one-hot."""
+
+    name = "greedy"
+    lossless = True
+    laws = frozenset(DraftLaw)
+    trees = True
+
+    def verify(self, draft: SeqDraft, p: Rows, rng: Rng, seed: int, position: int) -> SeqVerdict:
+        path: list[int] = []
+        node = -1
+        while True:
+            token = p.point_M[node + 1]
+            assert token >= 0, "rule 'greedy' judges one-hot rows only"
+            children = [i for i, parent in enumerate(draft.parents) if parent == node]
+            match = next((child for child in children if draft.tokens[child] == token), None)
+            if match is None:
+                return SeqVerdict(path, token, Origin.RECOVERED if children else Origin.BONUS)
+            path.append(match)
+            node = match
