@@ -106,11 +106,20 @@ class SamplingParams:
         return not (penalties or self.logit_bias or self.bad_token_ids or self.min_tokens)
 
 
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """A choice that was made automatically, and why; printed at start and reported."""
+
+    field: str
+    value: str
+    reason: str
+
+
 class Sequence:
     """One answer being generated: addressed by its id, never by its place in a batch.
 
     `tokens` holds prompt and committed output; only `engine.commit` appends to it. Between rounds the target's cache
-    holds the keys and values of all tokens but the last.
+    holds the keys and values of all tokens but the last. `draft_limit` caps the draft length (0: plain steps).
     """
 
     def __init__(
@@ -123,6 +132,7 @@ class Sequence:
         choice: int = 0,
         stop_ids: frozenset[int] = frozenset(),
         prediction: list[int] | None = None,
+        draft_limit: int | None = None,
     ) -> None:
         assert prompt, "a sequence needs at least one prompt token"
         self.id = seq_id
@@ -133,6 +143,7 @@ class Sequence:
         self.seed = fold_seed(seed, choice)
         self.stop_ids = stop_ids
         self.prediction = prediction
+        self.draft_limit = draft_limit
         self.constraint: Constraint | None = None
         self.finish_reason: str | None = None
         self.stats = SpecStats()
