@@ -140,6 +140,11 @@ class Tokenizer:
         return len(self._bytes)
 
     @property
+    def vocabulary(self) -> tuple[bytes, ...]:
+        """The bytes of every id, as `token_bytes` gives them."""
+        return self._bytes
+
+    @property
     def used_size(self) -> int:
         """1 + the highest id that stands for a token."""
         return next((i + 1 for i in reversed(range(len(self._bytes))) if i not in self.unused_ids), 0)

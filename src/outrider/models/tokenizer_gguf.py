@@ -19,7 +19,7 @@ WORD_MARK = "▁"
 
 # End-of-turn and end-of-text markers by name: a GGUF file states one eos id, chat models use several.
 END_TOKENS = frozenset(
-    [
+    {
         "<|endoftext|>",
         "<|im_end|>",
         "<|end_of_text|>",
@@ -28,7 +28,7 @@ END_TOKENS = frozenset(
         "<|end|>",
         "<end_of_turn>",
         "<｜end▁of▁sentence｜>",
-    ]
+    }
 )
 
 
