@@ -1,4 +1,4 @@
-"""JSON schemas as constraints on tokens. The grammar engine is llguidance; this asks it about draft paths and rolls back.
+"""JSON schemas as constraints on tokens. llguidance holds the grammar; this asks it about draft paths and rolls back.
 
 Shapes: V vocabulary.
 """

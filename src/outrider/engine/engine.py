@@ -77,7 +77,7 @@ class Engine:
         self._constraints: ConstraintFactory | None = None
 
     def add(self, request: Request) -> int:
-        """Queues a request and returns its id. Raises RequestError or ConfigError and changes nothing if it cannot run."""
+        """Queues a request and returns its id. Raises RequestError or ConfigError, changing nothing, if it cannot run."""
         method = request.speculation.method or self.method
         self._check(request, method)
         seqs = self._sequences(request)
@@ -140,8 +140,8 @@ class Engine:
             raise RequestError("the prompt is empty: give at least one token")
         if len(prompt) >= limit:
             raise RequestError(
-                f"the prompt has {len(prompt)} tokens and the context of {self.target.name} holds {limit}, of which the "
-                f"answer needs at least 1: shorten the prompt to {limit - 1} tokens or fewer"
+                f"the prompt has {len(prompt)} tokens and the context of {self.target.name} holds {limit}, of which "
+                f"the answer needs at least 1: shorten the prompt to {limit - 1} tokens or fewer"
             )
         bad = next((token for token in prompt if not 0 <= token < vocab), None)
         if bad is not None:
@@ -249,4 +249,4 @@ def _result(job: _Job) -> Result:
         draft_n=stats.drafted,
         draft_n_accepted=stats.accepted,
     )
-    return Result(list(job.request.prompt_ids), completions, timings, stats)
+    return Result(job.id, list(job.request.prompt_ids), completions, timings, stats)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from outrider.core.stats import SpecStats
 from outrider.core.types import SamplingParams
@@ -108,12 +108,13 @@ class Timings:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A finished request: its answers in order of choice."""
+    """A finished request: its answers in order of choice. `request` is its number."""
 
+    request: int
     prompt_ids: list[int]
     completions: list[Completion]
     timings: Timings
-    stats: SpecStats = field(default_factory=SpecStats)
+    stats: SpecStats
 
     @property
     def text(self) -> str:

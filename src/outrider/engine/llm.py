@@ -1,0 +1,316 @@
+"""`LLM`: a model that answers, with speculation inside. The library's front door."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import replace
+from typing import Literal, TypeVar, cast, overload
+
+import torch
+
+from outrider import kernels
+from outrider.core.protocols import Controller, Drafter, LanguageModel
+from outrider.core.registry import controller_class, verifier_class
+from outrider.core.trace import StepTrace
+from outrider.core.types import Decision, SamplingParams
+from outrider.engine.engine import Engine, resolve_rule
+from outrider.engine.opening import DraftOptions, OpenedModel, build_drafter, open_model, require_pair
+from outrider.engine.request import Request, Result, Speculation, TokenEvent
+from outrider.errors import ConfigError, RequestError
+from outrider.models.chat_template import ChatTemplate
+from outrider.models.loader.catalogue import DEFAULT_MODEL
+from outrider.models.loader.sources import Progress
+from outrider.models.tokenizer import Tokenizer
+
+T = TypeVar("T")
+
+log = logging.getLogger("outrider")
+
+DEFAULT_DRAFTER = "suffix"
+DEFAULT_K = 5
+
+Message = Mapping[str, object]
+Prompt = str | Seq[Message] | Seq[int]
+
+
+class LLM:
+    """A target model, the drafters that ride ahead of it, and the engine that keeps them honest.
+
+    `model`            a path, a catalogue name, `hf:org/name[:file]` or `pypi:package`; the default is SmolLM2-135M-Instruct
+    `drafter`          one name or several; the first is the default of a request, "none" is always there
+    `draft_model`      a second, smaller model of the same vocabulary; with it the default drafter is "draft_model"
+    `k`                draft tokens a round, 0 switches speculation off
+    `rule`             "auto" (greedy at temperature 0, block otherwise) or a rule's name
+    `drafter_options`  options by drafter name
+    `dtype`            "auto", "float32" or "bfloat16"
+    `threads`          CPU threads; None: the machine's physical cores
+    `on_trace`         called with the StepTrace of every round
+    Raises UserError or FetchError with one line that says what to do. Not thread-safe.
+    """
+
+    def __init__(
+        self,
+        model: str = DEFAULT_MODEL,
+        *,
+        drafter: str | Seq[str] | None = None,
+        draft_model: str | None = None,
+        k: int = DEFAULT_K,
+        rule: str = "auto",
+        drafter_options: Mapping[str, DraftOptions] | None = None,
+        dtype: str = "auto",
+        threads: int | None = None,
+        max_batch: int = 8,
+        offline: bool = False,
+        on_trace: Callable[[StepTrace], None] | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        resolve_rule(rule, greedy=False)
+        controller: Controller = controller_class("fixed")(k)
+        names = _drafter_names(drafter, has_draft=draft_model is not None)
+        if threads is not None:
+            set_threads(threads)
+        target = open_model(model, dtype=dtype, offline=offline, progress=progress)
+        draft = (
+            open_model(draft_model, dtype=dtype, offline=offline, progress=progress)
+            if draft_model is not None
+            else None
+        )
+        self.opened = target
+        self.opened_draft = draft
+        self.plan = _plan(target, draft, names, k, rule)
+        self.warnings = _warnings(target, draft, names, k, rule)
+        for warning in self.warnings:
+            log.warning("%s", warning)
+        drafters = {
+            name: build_drafter(name, target.model, draft.model if draft else None, (drafter_options or {}).get(name))
+            for name in names
+        }
+        self._finish(target.model, drafters, controller, names[0], rule, target.tokenizer, max_batch, on_trace)
+        self.template: ChatTemplate | None = target.template
+
+    @classmethod
+    def from_parts(
+        cls,
+        target: LanguageModel,
+        drafters: Mapping[str, Drafter],
+        *,
+        tokenizer: Tokenizer | None = None,
+        template: ChatTemplate | None = None,
+        k: int = DEFAULT_K,
+        rule: str = "auto",
+        controller: Controller | None = None,
+        max_batch: int = 8,
+        on_trace: Callable[[StepTrace], None] | None = None,
+    ) -> LLM:
+        """An LLM from objects instead of names: for tests, for models and drafters of one's own."""
+        self = cls.__new__(cls)
+        self.plan, self.warnings = [], []
+        names = list(drafters) or ["none"]
+        self._finish(
+            target,
+            dict(drafters),
+            controller or controller_class("fixed")(k),
+            names[0],
+            rule,
+            tokenizer,
+            max_batch,
+            on_trace,
+        )
+        self.template = template
+        return self
+
+    def _finish(
+        self,
+        target: LanguageModel,
+        drafters: dict[str, Drafter],
+        controller: Controller,
+        method: str,
+        rule: str,
+        tokenizer: Tokenizer | None,
+        max_batch: int,
+        on_trace: Callable[[StepTrace], None] | None,
+    ) -> None:
+        drafters.setdefault("none", build_drafter("none", target, None))
+        _require_judgeable(drafters, rule)
+        self.tokenizer = tokenizer
+        self.engine = Engine(
+            target,
+            drafters,
+            controller,
+            method=method,
+            rule=rule,
+            tokenizer=tokenizer,
+            stop_ids=frozenset(tokenizer.eos_ids) if tokenizer else frozenset(),
+            max_batch=max_batch,
+            on_trace=on_trace,
+        )
+
+    @overload
+    def generate(
+        self,
+        prompts: Prompt | Seq[Prompt],
+        params: SamplingParams | Seq[SamplingParams] | None = None,
+        *,
+        stream: Literal[False] = False,
+        speculation: Speculation | Seq[Speculation] | None = None,
+        prediction: str | None = None,
+    ) -> list[Result]: ...
+
+    @overload
+    def generate(
+        self,
+        prompts: Prompt | Seq[Prompt],
+        params: SamplingParams | Seq[SamplingParams] | None = None,
+        *,
+        stream: Literal[True],
+        speculation: Speculation | Seq[Speculation] | None = None,
+        prediction: str | None = None,
+    ) -> Iterator[TokenEvent | Result]: ...
+
+    def generate(
+        self,
+        prompts: Prompt | Seq[Prompt],
+        params: SamplingParams | Seq[SamplingParams] | None = None,
+        *,
+        stream: bool = False,
+        speculation: Speculation | Seq[Speculation] | None = None,
+        prediction: str | None = None,
+    ) -> list[Result] | Iterator[TokenEvent | Result]:
+        """Answers one prompt or several in one batch.
+
+        A prompt is text, a list of chat messages ({"role", "content"}), or a list of token ids. Returns a list of
+        Results in the order of the prompts; with `stream`, an iterator of TokenEvents as tokens become final, and each
+        request's Result when it ends (`TokenEvent.request` counts the prompts from 0).
+        """
+        single = _as_list(prompts)
+        all_params = _broadcast("params", params, SamplingParams(), len(single))
+        all_spec = _broadcast("speculation", speculation, Speculation(), len(single))
+        predicted = self._encode(prediction, "prediction") if prediction is not None else None
+        requests = [
+            Request(self.encode_prompt(prompt), p, s, predicted)
+            for prompt, p, s in zip(single, all_params, all_spec, strict=True)
+        ]
+        run = self._run(requests)
+        if stream:
+            return run
+        return sorted((item for item in run if isinstance(item, Result)), key=lambda result: result.request)
+
+    def _run(self, requests: Seq[Request]) -> Iterator[TokenEvent | Result]:
+        """Drives the engine until these requests are done; requests left when the caller stops early are cancelled."""
+        index = dict[int, int]()
+        try:
+            for i, request in enumerate(requests):
+                index[self.engine.add(request)] = i
+            while index:
+                events, results = self.engine.step()
+                yield from (replace(event, request=index[event.request]) for event in events)
+                for request_id, result in results.items():
+                    yield replace(result, request=index.pop(request_id))
+        finally:
+            for request_id in index:
+                self.engine.cancel(request_id)
+
+    def encode_prompt(self, prompt: Prompt) -> list[int]:
+        """Token ids of a prompt: text as it is, messages through the chat template, ids unchanged."""
+        if isinstance(prompt, str):
+            return self._encode(prompt, "prompt")
+        items = list(prompt)
+        if not items:
+            raise RequestError("the prompt is empty: give text, chat messages or token ids")
+        if all(isinstance(item, int) for item in items):
+            return cast(list[int], items)
+        if self.tokenizer is None or self.template is None:
+            raise RequestError("chat messages need a tokenizer and a chat template: this LLM was given none")
+        text = self.template.render(cast(list[Message], items))
+        return self.tokenizer.encode(text, add_special=False)
+
+    def _encode(self, text: str, what: str) -> list[int]:
+        if self.tokenizer is None:
+            raise RequestError(f"a {what} as text needs a tokenizer: this LLM was given none, so give token ids")
+        if not text:
+            raise RequestError(f"the {what} is empty: give at least one character")
+        return self.tokenizer.encode(text, add_special=what == "prompt")
+
+
+def set_threads(threads: int) -> None:
+    """CPU threads for torch and our kernels alike."""
+    if threads < 1:
+        raise ConfigError(f"threads = {threads} is not allowed: give an integer >= 1")
+    torch.set_num_threads(threads)
+    kernels.set_threads(threads)
+
+
+def _as_list(prompts: Prompt | Seq[Prompt]) -> list[Prompt]:
+    """One prompt or several, as several."""
+    if isinstance(prompts, str):
+        return [prompts]
+    items = list(prompts)
+    if not items or isinstance(items[0], (int, Mapping)):
+        return [cast(Prompt, items)]
+    return cast(list[Prompt], items)
+
+
+def _broadcast(name: str, given: T | Seq[T] | None, default: T, count: int) -> list[T]:
+    if given is None:
+        return [default] * count
+    if isinstance(given, Seq):
+        if len(given) != count:
+            raise RequestError(f"{len(given)} {name} for {count} prompts: give one for all, or one for each")
+        return list(given)
+    return [given] * count
+
+
+def _drafter_names(drafter: str | Seq[str] | None, *, has_draft: bool) -> list[str]:
+    if drafter is None:
+        return ["draft_model" if has_draft else DEFAULT_DRAFTER]
+    names = [drafter] if isinstance(drafter, str) else list(drafter)
+    if not names:
+        raise ConfigError("no drafter was named: give at least one, or 'none'")
+    return list(dict.fromkeys(names))
+
+
+def _require_judgeable(drafters: Mapping[str, Drafter], rule: str) -> None:
+    """Every drafter must be able to make drafts that the rule can judge."""
+    verifier = verifier_class(resolve_rule(rule, greedy=False))
+    for name, drafter in drafters.items():
+        if not drafter.laws & verifier.laws:
+            made, judged = (", ".join(sorted(law.value for law in laws)) for laws in (drafter.laws, verifier.laws))
+            raise ConfigError(f"drafter {name!r} makes {made} drafts and rule {verifier.name!r} judges {judged}")
+
+
+def _plan(target: OpenedModel, draft: OpenedModel | None, names: list[str], k: int, rule: str) -> list[Decision]:
+    plan = [Decision("target", target.name, f"loaded from {target.path.name} in {target.load_s:.1f} s")]
+    plan += target.decisions
+    plan.append(Decision("target memory", f"{target.size_bytes / 1e6:.0f} MB", "weights as loaded; the cache grows"))
+    if draft is not None:
+        plan.append(Decision("draft", draft.name, f"loaded from {draft.path.name} in {draft.load_s:.1f} s"))
+        plan.append(Decision("draft memory", f"{draft.size_bytes / 1e6:.0f} MB", "weights as loaded; the cache grows"))
+        plan.append(require_pair(target, draft))
+    plan.append(Decision("drafter", ", ".join(names), "the first is used unless a request names another"))
+    plan.append(Decision("k", str(k), "draft tokens a round" if k else "speculation is off: K = 0 was asked for"))
+    sampled = resolve_rule(rule, greedy=False)
+    plan.append(Decision("rule", f"greedy at temperature 0, {sampled} above", f"rule {rule!r} was asked for"))
+    return plan
+
+
+def _warnings(target: OpenedModel, draft: OpenedModel | None, names: list[str], k: int, rule: str) -> list[str]:
+    warnings = []
+    needs_draft = {"draft_model", "cascade"} & set(names)
+    if draft is not None and (not needs_draft or k == 0):
+        why = "K = 0" if k == 0 else f"the drafter is {', '.join(names)}"
+        warnings.append(f"draft model {draft.name} is loaded but unused: {why}")
+    if draft is not None and draft.size_bytes >= target.size_bytes:
+        cost = draft.size_bytes / target.size_bytes
+        best = (k + 1) / (1 + cost * max(k, 1))
+        warnings.append(
+            f"draft model {draft.name} ({draft.size_bytes / 1e6:.0f} MB) is as large as the target {target.name} "
+            f"({target.size_bytes / 1e6:.0f} MB): even if every draft token is accepted, speed is about {best:.2f} x "
+            "plain; swap them, or use a smaller draft"
+        )
+    if not verifier_class(resolve_rule(rule, greedy=False)).lossless:
+        warnings.append(
+            f"rule {rule!r} is lossy: above temperature 0 the answers do not follow the target's distribution"
+        )
+    return warnings

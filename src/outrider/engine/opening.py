@@ -1,0 +1,87 @@
+"""From a model's name to everything that is needed to talk to it: weights, tokenizer, chat template, and reasons."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from outrider.core.protocols import Drafter, LanguageModel
+from outrider.core.registry import DRAFTERS, drafter_class
+from outrider.core.types import Decision
+from outrider.errors import ConfigError
+from outrider.models.chat_template import ChatTemplate
+from outrider.models.load import load_model
+from outrider.models.loader.sources import Progress, resolve
+from outrider.models.pairing import require_compatible
+from outrider.models.tokenizer import Tokenizer
+
+DraftOptions = Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedModel:
+    """A model ready to run. `size_bytes` is the memory of its weights as loaded."""
+
+    name: str
+    path: Path
+    model: LanguageModel
+    tokenizer: Tokenizer
+    template: ChatTemplate
+    size_bytes: int
+    load_s: float
+    decisions: tuple[Decision, ...]
+
+
+def open_model(
+    name: str, *, dtype: str = "auto", offline: bool = False, progress: Progress | None = None
+) -> OpenedModel:
+    """Finds (fetching if need be), reads and checks a model. Raises UserError or FetchError, one line each."""
+    path = resolve(name, offline=offline, progress=progress)
+    began = time.perf_counter()
+    loaded = load_model(path, dtype=dtype)
+    return OpenedModel(
+        name=name,
+        path=path,
+        model=loaded.model,
+        tokenizer=loaded.tokenizer,
+        template=loaded.template,
+        size_bytes=loaded.size_bytes,
+        load_s=time.perf_counter() - began,
+        decisions=loaded.decisions,
+    )
+
+
+def require_pair(target: OpenedModel, draft: OpenedModel) -> Decision:
+    """Checks that the draft speaks the target's tokens; raises PairingError otherwise. Returns the finding."""
+    pairing = require_compatible(target.tokenizer, draft.tokenizer, target_name=target.name, draft_name=draft.name)
+    return Decision("pairing", pairing.verdict.value, pairing.sentence)
+
+
+def build_drafter(
+    name: str, target: LanguageModel, draft: LanguageModel | None, options: DraftOptions | None = None
+) -> Drafter:
+    """The drafter `name`, given what it needs. Raises ConfigError when that is missing, or for unknown options."""
+    given = dict(options or {})
+    if name == "draft_model":
+        given["model"] = _required_draft(name, draft)
+    elif name == "layer_skip":
+        given["target"] = target
+    elif name == "cascade":
+        members = given.pop("members", None) or ("suffix", "ngram" if draft is None else "draft_model")
+        assert isinstance(members, (tuple, list))
+        given["drafters"] = [build_drafter(str(member), target, draft) for member in members]
+    cls = drafter_class(name)
+    try:
+        drafter: Drafter = cls(**given)
+    except TypeError as error:
+        raise ConfigError(f"drafter {name!r} cannot take options {sorted(given)}: {error}") from None
+    return drafter
+
+
+def _required_draft(name: str, draft: LanguageModel | None) -> LanguageModel:
+    if draft is None:
+        others = ", ".join(other for other in DRAFTERS if other != name)
+        raise ConfigError(f"drafter {name!r} needs a draft model: give one (--draft-model), or choose one of {others}")
+    return draft
