@@ -1,0 +1,204 @@
+"""Several sequences at once: each answer equals its solo run, and one bad request or drafter harms nobody else."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from outrider import LLM, SamplingParams, Speculation
+from outrider.core.draft import Draft, DraftLaw, SeqDraft
+from outrider.engine.request import Request
+from outrider.errors import ConfigError, RequestError
+from outrider.models.table import TableModel
+from tests.tiny import random_table
+
+V = 11
+
+
+class Scripted:
+    """A drafter made of one function (seq, budget) -> SeqDraft."""
+
+    laws = frozenset({DraftLaw.POINT, DraftLaw.IID})
+    trees = False
+    wants = ()
+
+    def __init__(self, name, draft):
+        self.name, self._draft, self.open_ids = name, draft, set()
+
+    def open(self, seq):
+        self.open_ids.add(seq.id)
+
+    def commit(self, seq, committed):
+        assert seq.id in self.open_ids
+
+    def close(self, seq):
+        self.open_ids.discard(seq.id)
+
+    def propose(self, seqs, budgets, rng):
+        return Draft([self._draft(seq, k) for seq, k in zip(seqs, budgets, strict=True)])
+
+
+def nan_q(seq, k):
+    return SeqDraft.chain([1] * k, DraftLaw.IID, [torch.full((V,), torch.nan, dtype=torch.float64)] * k)
+
+
+ADVERSARIES = {
+    "always_one": lambda seq, k: SeqDraft.chain([1] * k),
+    "random": lambda seq, k: SeqDraft.chain([random.Random(len(seq.tokens)).randrange(V) for _ in range(k)]),
+    "constant_eos": lambda seq, k: SeqDraft.chain([0] * k),
+    "minus_one": lambda seq, k: SeqDraft.chain([-1] * k),
+    "v": lambda seq, k: SeqDraft.chain([1, V, 1][:k]),
+    "v_plus_one": lambda seq, k: SeqDraft.chain([V + 1] * k),
+    "nan_q": nan_q,
+    "empty": lambda seq, k: SeqDraft.empty(),
+    "too_long": lambda seq, k: SeqDraft.chain([1] * (k + 7)),
+}
+
+
+def raises(seq, k):
+    raise RuntimeError("the draft model broke")
+
+
+def adversarial_llm(model: TableModel, **options) -> LLM:
+    drafters = {name: Scripted(name, draft) for name, draft in {**ADVERSARIES, "raises": raises}.items()}
+    return LLM.from_parts(model, drafters, k=4, **options)
+
+
+@pytest.mark.parametrize("name", [*ADVERSARIES, "raises"])
+def test_c3_adversarial_drafters_change_nothing(name):
+    llm = adversarial_llm(random_table(V, seed=1))
+    params = SamplingParams(max_tokens=30, stop_token_ids=(0,))
+    [plain] = llm.generate([2], params, speculation=Speculation(method="none"))
+    [result] = llm.generate([2], params, speculation=Speculation(method=name))
+    assert result.token_ids == plain.token_ids
+    assert result.completions[0].finish_reason == plain.completions[0].finish_reason
+    result.stats.check()
+    if name in ("minus_one", "v", "v_plus_one", "nan_q", "too_long", "raises"):
+        assert result.stats.dropped, "what was dropped must be counted under a reason"
+    assert result.completions[0].method == ("none" if name == "raises" else name)
+    llm.engine.check_integrity()
+
+
+def test_sampled_text_under_coupled_survives_adversaries():
+    llm = adversarial_llm(random_table(V, seed=1, sharpness=1.0), rule="coupled")
+    params = SamplingParams(temperature=1.0, seed=3, max_tokens=30)
+    texts = {
+        tuple(llm.generate([2], params, speculation=Speculation(method=name))[0].token_ids)
+        for name in ["none", *ADVERSARIES, "raises"]
+    }
+    assert len(texts) == 1
+
+
+@pytest.mark.parametrize("max_batch", [1, 2, 5])
+def test_every_answer_in_a_mixed_batch_equals_its_solo_run(max_batch):
+    llm = adversarial_llm(random_table(V, order=2, seed=4, sharpness=1.0), max_batch=max_batch)
+    rng = random.Random(0)
+    prompts, params, speculation = [], [], []
+    for _ in range(24):
+        prompts.append([rng.randrange(V) for _ in range(rng.randrange(1, 9))])
+        params.append(
+            SamplingParams(
+                temperature=rng.choice([0.0, 0.7, 1.3]),
+                top_k=rng.choice([0, 3]),
+                frequency_penalty=rng.choice([0.0, 1.0]),
+                seed=rng.randrange(100),
+                max_tokens=rng.randrange(1, 20),
+                stop_token_ids=(0,),
+                n=rng.choice([1, 1, 2]),
+            )
+        )
+        rule = rng.choice(["auto", "chain", "block", "match", "coupled"])
+        speculation.append(Speculation(rng.choice([*ADVERSARIES, "none"]), rng.randrange(5), rule))
+    together = llm.generate(prompts, params, speculation=speculation)
+    for i, result in enumerate(together):
+        [alone] = llm.generate([prompts[i]], params[i], speculation=speculation[i])
+        assert [c.token_ids for c in result.completions] == [c.token_ids for c in alone.completions]
+        assert [c.stats for c in result.completions] == [c.stats for c in alone.completions]
+    llm.engine.check_integrity()
+    assert not any(d.open_ids for d in llm.engine.router.drafters.values() if isinstance(d, Scripted))
+
+
+def test_joins_leaves_and_cancels_leave_nothing_behind():
+    llm = adversarial_llm(random_table(V, seed=9, sharpness=1.0), max_batch=3)
+    engine, rng = llm.engine, random.Random(1)
+    results, cancelled = {}, set()
+    wanted = {}
+    for _ in range(120):
+        if rng.random() < 0.3:
+            params = SamplingParams(temperature=1.0, seed=rng.randrange(99), max_tokens=rng.randrange(1, 12))
+            prompt = [rng.randrange(V)]
+            wanted[engine.add(Request(prompt, params, Speculation(rng.choice(list(ADVERSARIES)))))] = (prompt, params)
+        if wanted and rng.random() < 0.1:
+            victim = rng.choice(list(wanted))
+            engine.cancel(victim)
+            cancelled.add(victim)
+        results.update(engine.step()[1])
+    while not engine.idle:
+        results.update(engine.step()[1])
+    engine.check_integrity()
+    assert set(results) | cancelled == set(wanted)
+    for request_id, result in results.items():
+        assert len(result.token_ids) == wanted[request_id][1].max_tokens
+
+
+def test_nan_logits_fail_their_own_request_only():
+    table = random_table(V, seed=1)
+
+    def row(context):
+        logits = table._row(context)
+        return torch.full_like(logits, torch.nan) if context[0] == 5 and len(context) > 3 else logits
+
+    llm = LLM.from_parts(TableModel(row, V), {}, k=2)
+    good, bad = llm.generate([[1], [5]], SamplingParams(max_tokens=8))
+    assert len(good.token_ids) == 8
+    assert bad.completions[0].finish_reason.startswith("error: ")
+    assert len(bad.token_ids) == 3
+    llm.engine.check_integrity()
+
+
+@pytest.mark.parametrize(
+    ("prompt", "options", "message"),
+    [
+        ([], {}, "prompt is empty"),
+        ([V], {}, "ids run from 0 to 10"),
+        ([1] * 50, {}, "context of table holds 50"),
+        ([1], {"params": SamplingParams(logit_bias={99: 1.0})}, "logit_bias names token id 99"),
+        ([1], {"params": SamplingParams(stop=("x",))}, "need a tokenizer"),
+        ([1], {"speculation": Speculation(method="ngrm")}, "choose one of"),
+        ([1], {"speculation": Speculation(rule="blok")}, "did you mean 'block'"),
+        ([1], {"speculation": Speculation(k=-1)}, "K = -1"),
+        ("text", {}, "needs a tokenizer"),
+    ],
+)
+def test_bad_requests_are_refused_in_one_line_and_change_nothing(prompt, options, message):
+    model = random_table(V, seed=1)
+    model.context_length = 50
+    llm = LLM.from_parts(model, {}, k=2)
+    with pytest.raises((RequestError, ConfigError), match=message) as caught:
+        llm.generate(prompt, **options)
+    assert "\n" not in str(caught.value)
+    llm.engine.check_integrity()
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        {"temperature": float("nan")},
+        {"temperature": -1.0},
+        {"top_k": -1},
+        {"top_p": 0.0},
+        {"min_p": 1.0},
+        {"repetition_penalty": 0.0},
+        {"presence_penalty": 3.0},
+        {"max_tokens": 0},
+        {"n": 0},
+        {"logprobs": -1},
+        {"stop": ("",)},
+        {"logit_bias": {1: float("inf")}},
+    ],
+)
+def test_sampling_params_name_field_value_and_what_is_allowed(field):
+    with pytest.raises(RequestError, match=f"{next(iter(field))} = .* is not allowed: give "):
+        SamplingParams(**field)
