@@ -77,7 +77,7 @@ class Engine:
         self._constraints: ConstraintFactory | None = None
 
     def add(self, request: Request) -> int:
-        """Queues a request and returns its id. Raises RequestError or ConfigError, changing nothing, if it cannot run."""
+        """Queues a request and returns its id. Raises UserError, changing nothing, if it cannot run."""
         method = request.speculation.method or self.method
         self._check(request, method)
         seqs = self._sequences(request)

@@ -38,7 +38,7 @@ Prompt = str | Seq[Message] | Seq[int]
 class LLM:
     """A target model, the drafters that ride ahead of it, and the engine that keeps them honest.
 
-    `model`            a path, a catalogue name, `hf:org/name[:file]` or `pypi:package`; the default is SmolLM2-135M-Instruct
+    `model`            a path, a catalogue name (default: SmolLM2-135M-Instruct), `hf:org/name[:file]`, `pypi:package`
     `drafter`          one name or several; the first is the default of a request, "none" is always there
     `draft_model`      a second, smaller model of the same vocabulary; with it the default drafter is "draft_model"
     `k`                draft tokens a round, 0 switches speculation off
