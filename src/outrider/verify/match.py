@@ -1,0 +1,44 @@
+"""Rule `match`: draw from the target and keep going while the draft guessed right. Chains and trees, no q needed.
+
+Statement. From the root down: draw y from the row of p at the current node. If a child carries y, accept it and go on
+there; else y is the token after the path.
+
+Proof sketch. Every emitted token is a fresh draw from the target's row for its prefix, so the text has the target's
+law as long as the draft does not depend on those draws. The draft only decides how many of them one pass can use.
+
+Expected length. On a chain a token survives with probability p(x): the same as `chain` for point drafts. For drawn
+ones the sum of q(x) p(x), at most the sum of min(p, q) that `chain` gets. On a tree, the mass of p on the children.
+
+Edge cases. An empty draft is a plain step. Of duplicate siblings the first is taken. One-hot rows of p are not drawn
+from: their token is compared, which is rule `greedy`.
+"""
+
+from __future__ import annotations
+
+from outrider.core.draft import DraftLaw, SeqDraft
+from outrider.core.rng import Key, Purpose, Rng
+from outrider.core.verdict import Origin, SeqVerdict
+from outrider.core.warp import Rows
+
+
+class MatchVerifier:
+    """Compares with the target's own draw."""
+
+    name = "match"
+    lossless = True
+    laws = frozenset({DraftLaw.POINT, DraftLaw.IID, DraftLaw.NO_REPLACEMENT})
+    trees = True
+
+    def verify(self, draft: SeqDraft, p: Rows, rng: Rng, seed: int, position: int) -> SeqVerdict:
+        path: list[int] = []
+        node = -1
+        while True:
+            token = p.point_M[node + 1]
+            if token < 0:
+                token = rng.categorical(p.row(node + 1), Key(seed, position, Purpose.TARGET, len(path)))
+            children = [i for i, parent in enumerate(draft.parents) if parent == node]
+            match = next((child for child in children if draft.tokens[child] == token), None)
+            if match is None:
+                return SeqVerdict(path, token, Origin.RECOVERED if children else Origin.BONUS)
+            path.append(match)
+            node = match
