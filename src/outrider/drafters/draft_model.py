@@ -35,6 +35,8 @@ METHOD_LAWS = {
 }
 """The laws of each method's drafts. Greedy parameters give POINT drafts under every method."""
 
+GREEDY_BELOW_TEMPERATURE = 0.5
+
 Q_RULES = ("chain", "block")
 """Rules that weigh q. Under a rule that only compares tokens, the likeliest token is the best guess."""
 
@@ -82,7 +84,7 @@ class DraftModelDrafter:
         model: LanguageModel,
         vocab_size: int | None = None,
         draft_sample_method: str = "auto",
-        greedy_below_temperature: float = 0.5,
+        greedy_below_temperature: float = GREEDY_BELOW_TEMPERATURE,
         draft_vocab: Seq[int] | None = None,
         min_confidence: float = 0.0,
     ) -> None:

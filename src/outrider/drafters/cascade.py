@@ -1,0 +1,96 @@
+"""Drafter `cascade`: several drafters in order; the first whose draft looks worth its rows is taken.
+
+Sequence by sequence: a cheap drafter (suffix, n-gram) speaks first, and a model drafts only for the sequences for which
+the cheap draft expects too little.
+
+A sampled draft is taken as it is. To drop one for what it contains would tie a token's admission to the token itself
+and bias the output; a draft made without randomness (POINT), or one that is only compared with the target's own draw
+(SHARED_NOISE), may be chosen by any criterion.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+
+import torch
+
+from outrider.core.draft import Draft, DraftLaw, SeqDraft
+from outrider.core.protocols import Committed, Drafter
+from outrider.core.rng import Rng
+from outrider.core.types import Sequence
+from outrider.drafters.options import require_number
+from outrider.errors import ConfigError
+
+SAMPLED = (DraftLaw.IID, DraftLaw.NO_REPLACEMENT)
+SURE = 0.75
+"""A draft also passes the gate when it expects this share of the whole budget, so that small budgets can be met."""
+
+
+class CascadeDrafter:
+    """Asks `drafters` in order. Each keeps its name as the source of its drafts.
+
+    A draft that was not sampled is taken when it expects at least `min_expected` tokens to be accepted (the sum of its
+    confidences; its length when it states none), or `SURE` of the budget. The last drafter's is taken anyway, and when
+    that is empty, the best that was turned down.
+    """
+
+    name = "cascade"
+
+    def __init__(self, *, drafters: Seq[Drafter], min_expected: float = 2.0) -> None:
+        if not drafters:
+            raise ConfigError("cascade: drafters is empty: give at least one drafter")
+        self.drafters = list(drafters)
+        self.min_expected = require_number(self.name, "min_expected", min_expected, 0)
+        self.laws: frozenset[DraftLaw] = frozenset().union(*(d.laws for d in self.drafters))
+        self.trees = any(d.trees for d in self.drafters)
+        self.wants = tuple(sorted({layer for d in self.drafters for layer in d.wants}))
+
+    def open(self, seq: Sequence) -> None:
+        for drafter in self.drafters:
+            drafter.open(seq)
+
+    def propose(self, seqs: Seq[Sequence], budgets: Seq[int], rng: Rng) -> Draft:
+        taken = [SeqDraft.empty(self.name) for _ in seqs]
+        waiting = [i for i, budget in enumerate(budgets) if budget]
+        passes = 0
+        for drafter in self.drafters:
+            if not waiting:
+                break
+            draft = drafter.propose([seqs[i] for i in waiting], [budgets[i] for i in waiting], rng)
+            passes += draft.passes
+            last, turned_down = drafter is self.drafters[-1], []
+            for i, offer in zip(waiting, draft.seqs, strict=True):
+                passed = last or offer.law in SAMPLED or self._worth(offer, budgets[i])
+                if offer.size and (passed or expected(offer) > expected(taken[i])):
+                    taken[i] = offer
+                if not (offer.size and passed):
+                    turned_down.append(i)
+            waiting = turned_down
+        return Draft(taken, passes)
+
+    def _worth(self, offer: SeqDraft, budget: int) -> bool:
+        return expected(offer) >= min(self.min_expected, SURE * budget)
+
+    def commit(self, seq: Sequence, committed: Committed) -> None:
+        for drafter in self.drafters:
+            drafter.commit(seq, self._share(drafter, committed))
+
+    def _share(self, drafter: Drafter, committed: Committed) -> Committed:
+        """What one drafter is told: the hidden states of its own layers only."""
+        features_TF = committed.features_TF
+        if features_TF is None or drafter.wants == self.wants:
+            return committed
+        if not drafter.wants:
+            return Committed(committed.tokens, committed.accepted)
+        blocks = features_TF.chunk(len(self.wants), dim=1)
+        own_TF = torch.cat([blocks[self.wants.index(layer)] for layer in drafter.wants], dim=1)
+        return Committed(committed.tokens, committed.accepted, own_TF)
+
+    def close(self, seq: Sequence) -> None:
+        for drafter in self.drafters:
+            drafter.close(seq)
+
+
+def expected(draft: SeqDraft) -> float:
+    """Accepted tokens that the drafter expects; all of them when it does not say."""
+    return sum(draft.confidence) if draft.confidence else float(draft.size)
