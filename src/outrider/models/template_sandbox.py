@@ -15,7 +15,6 @@ from datetime import datetime
 from functools import wraps
 from types import BuiltinMethodType
 
-import markupsafe
 from jinja2 import FunctionLoader, TemplateError, Undefined, nodes, pass_context
 from jinja2.compiler import CodeGenerator, Frame
 from jinja2.exceptions import SecurityError
@@ -225,12 +224,14 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             finalize=_bound_text,
             loader=FunctionLoader(_no_file),
         )
-        self.filters = {name: _metered(self.filters[name]) for name in _FILTERS.split()}
+        originals = self.filters
+        self.filters = {name: _metered(originals[name]) for name in _FILTERS.split()}
         # Plain text in, plain text out: Markup's own methods would be outside the bounds.
-        self.filters.update(safe=_metered(str), e=_metered(_escape), escape=_metered(_escape))
+        escape = _metered(_plain(originals["escape"]))
+        self.filters.update(safe=_metered(str), e=escape, escape=escape)
         self.filters["replace"] = _metered(_replace)
         self.filters["join"] = _metered(_join)
-        self.filters["indent"] = _metered(_indent(self.filters["indent"]))
+        self.filters["indent"] = _metered(_indent(originals["indent"]))
         self.filters["tojson"] = _metered(_tojson)
         self.filters.update(_bound_value=_bound_value, _bound_text=_bound_text, _bound_loop=_bound_loop)
         self.globals = {
@@ -348,8 +349,8 @@ def _join(items: Iterable[object], separator: object = "", attribute: str | int 
     return str(separator).join(map(str, parts))
 
 
-def _escape(text: object) -> str:
-    return str(markupsafe.escape(str(text)))
+def _plain(function: Callable[[str], str]) -> Callable[[object], str]:
+    return lambda text: str(function(str(text)))
 
 
 def _indent(function: Callable[..., str]) -> Callable[..., str]:

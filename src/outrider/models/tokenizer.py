@@ -168,7 +168,8 @@ class Tokenizer:
         """`add_special`: put in what the model wants around a text (often a bos token); False for a text rendered from
         a chat template, which writes its own. `parse_special`: a special token spelled in the text becomes that token,
         as in llama.cpp's and transformers' generation; False makes it plain text. User-defined tokens, which are not
-        special, are always recognised. Raises `RequestError` if `text` is no valid Unicode."""
+        special, are always recognised. Bytes for which a byte-level vocabulary has no token (SmolLM2: 8 rare ones) are
+        dropped, as in both of these. Raises `RequestError` if `text` is no valid Unicode."""
         try:
             with self._lock:
                 self._backend.encode_special_tokens = not parse_special

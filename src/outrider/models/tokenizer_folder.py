@@ -18,7 +18,7 @@ def part_state(part: object) -> str:
     """The JSON that describes a normaliser, pre-tokenizer or decoder of `tokenizers`; empty for None."""
     if part is None:
         return ""
-    state = part.__getstate__()  # type: ignore[attr-defined]  # tokenizers' parts pickle themselves as JSON bytes
+    state = part.__getstate__()  # tokenizers' parts pickle themselves as JSON bytes
     return state.decode() if isinstance(state, bytes) else str(state)
 
 
@@ -49,7 +49,7 @@ def decoder_kind(backend: Backend, folder: Path) -> tuple[Spelling, int]:
     for part in parts:
         replaces_mark = part["type"] == "Replace" and (part["pattern"], part["content"]) == ({"String": "▁"}, " ")
         if part["type"] == "Strip" and part["content"] == " " and part["stop"] == 0:
-            strip_left = int(part["start"])
+            strip_left = part["start"] if isinstance(part["start"], int) else 0
         elif part["type"] == "Metaspace" and part["replacement"] == "▁":
             strip_left = int(part["prepend_scheme"] != "never")
         elif not (replaces_mark or part["type"] in ("ByteFallback", "Fuse")):
