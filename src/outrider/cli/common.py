@@ -1,0 +1,150 @@
+"""What the commands share: the spelling of their options, and reading what they name. Imports no torch."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from outrider.errors import ConfigError, RequestError
+
+if TYPE_CHECKING:
+    from outrider.core.types import SamplingParams
+
+MODEL_NAMES = "a path, a name of `outrider models list`, hf:org/name[:file], or pypi:package"
+
+Model = Annotated[str | None, typer.Option("--model", "-m", help=f"The target: {MODEL_NAMES}. [default: SmolLM2-135M]")]
+Target = Annotated[str, typer.Argument(metavar="TARGET", help=f"The target: {MODEL_NAMES}.")]
+DrafterName = Annotated[
+    str | None,
+    typer.Option(
+        "--drafter",
+        "-d",
+        metavar="NAME",
+        help="What drafts: none, ngram, suffix, prediction, draft_model, layer_skip, cascade. "
+        "[default: draft_model with --draft-model, prediction with --prediction, else suffix]",
+    ),
+]
+DrafterNames = Annotated[
+    str | None, typer.Option("--drafter", "-d", metavar="NAME[,NAME...]", help="The drafters, separated by commas.")
+]
+DraftModel = Annotated[
+    str | None, typer.Option("--draft-model", metavar="MODEL", help="A smaller model of the target's vocabulary.")
+]
+DraftLength = Annotated[
+    int | None, typer.Option("--k", "-k", metavar="K", help="Draft tokens a round; 0 is plain decoding. [default: 5]")
+]
+DraftLengths = Annotated[str | None, typer.Option("--k", "-k", metavar="K[,K...]", help="Draft tokens a round.")]
+Rule = Annotated[
+    str,
+    typer.Option(
+        help="Acceptance rule: auto (greedy at temperature 0, block above), greedy, chain, block, match, coupled; "
+        "lossy: typical, top1."
+    ),
+]
+Dtype = Annotated[str, typer.Option(help="Weights in memory: auto, float32, bfloat16.")]
+Threads = Annotated[int | None, typer.Option(metavar="N", help="CPU threads. [default: the machine's physical cores]")]
+Offline = Annotated[bool, typer.Option("--offline", help="Never fetch: fail when the model is not on this machine.")]
+
+Temperature = Annotated[float, typer.Option("--temperature", "-t", help="0 takes the likeliest token every time.")]
+TopK = Annotated[int, typer.Option(help="Keep the k likeliest tokens; 0 keeps all.")]
+TopP = Annotated[float, typer.Option(help="Keep the smallest likeliest set with at least this mass, in (0, 1].")]
+MinP = Annotated[float, typer.Option(help="Keep tokens with at least this share of the likeliest one's, in [0, 1).")]
+PresencePenalty = Annotated[float, typer.Option(help="Against tokens already in the answer, in [-2, 2].")]
+FrequencyPenalty = Annotated[float, typer.Option(help="Against each time a token is in the answer, in [-2, 2].")]
+RepetitionPenalty = Annotated[float, typer.Option(help="Against tokens in prompt or answer, > 0; 1 is off.")]
+Seed = Annotated[int | None, typer.Option(metavar="N", help="Same seed, same answer. [default: drawn, and reported]")]
+MaxTokens = Annotated[int, typer.Option("--max-tokens", "-n", metavar="N", help="Longest answer, in tokens.")]
+Stop = Annotated[list[str] | None, typer.Option(metavar="TEXT", help="End the answer before this text; repeatable.")]
+JsonSchema = Annotated[
+    str | None, typer.Option(metavar="FILE|TEXT", help="A JSON schema that the answer must satisfy.")
+]
+System = Annotated[str | None, typer.Option(metavar="TEXT", help="The system message of the chat template.")]
+TraceFile = Annotated[
+    Path | None, typer.Option("--trace", metavar="FILE", help="Write every round (StepTrace) as a line of JSON.")
+]
+Json = Annotated[bool, typer.Option("--json", help="One JSON document as the last line of stdout.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Nothing on stderr but errors and warnings.")]
+
+
+def split_names(text: str) -> list[str]:
+    """The names of a comma-separated list, in order, each once."""
+    return list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+
+
+def check_drafters(names: list[str]) -> None:
+    """Raises ConfigError, with the closest name, for a drafter that does not exist."""
+    from outrider.core.registry import drafter_class
+
+    for name in names:
+        drafter_class(name)
+
+
+def read_text(path: Path, option: str) -> str:
+    """A UTF-8 text file that an option names. Raises ConfigError."""
+    try:
+        return path.read_text("utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{option} {path} is not UTF-8 text (byte {error.start}): convert it first") from None
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise ConfigError(f"{option} {path} cannot be read: {reason}; give the path of a text file") from None
+
+
+def read_prompt(argument: str | None, file: Path | None) -> str:
+    """The prompt: the argument, the file, or what is piped in (without its last newline). Raises UserError."""
+    if argument is not None and file is not None:
+        raise ConfigError("two prompts were given, PROMPT and --file: give one of them")
+    if argument is not None:
+        text = argument
+    elif file is not None:
+        text = read_text(file, "--file").removesuffix("\n")
+    elif not sys.stdin.isatty():
+        text = read_stdin().removesuffix("\n")
+    else:
+        raise RequestError("no prompt was given: write it after `generate`, name a file with --file, or pipe it in")
+    if not text:
+        raise RequestError("the prompt is empty: give at least one character")
+    return text
+
+
+def read_stdin() -> str:
+    try:
+        return sys.stdin.read()
+    except UnicodeDecodeError as error:
+        raise RequestError(f"the piped prompt is not UTF-8 text (byte {error.start}): convert it first") from None
+
+
+def read_schema(text: str) -> str:
+    """A JSON schema given as text, or as the path of a file. Raises ConfigError."""
+    if not text.lstrip().startswith(("{", "true", "false")):
+        text = read_text(Path(text), "--json-schema")
+    try:
+        json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"--json-schema is not valid JSON: {error}; give a JSON schema object or its file") from None
+    return text
+
+
+def sampling_params(
+    seed: int | None, stop: list[str] | None, json_schema: str | None, **fields: object
+) -> SamplingParams:
+    """The sampling parameters of the options. A seed is drawn here when none is given, so that it can be reported."""
+    import secrets
+
+    from outrider.core.types import SamplingParams
+
+    return SamplingParams(
+        seed=secrets.randbits(48) if seed is None else seed,
+        stop=tuple(stop or ()),
+        json_schema=read_schema(json_schema) if json_schema is not None else None,
+        **fields,  # type: ignore[arg-type]  # checked by SamplingParams itself
+    )
+
+
+def print_json(document: dict[str, object]) -> None:
+    """The one document on the last line of stdout."""
+    print(json.dumps(document, ensure_ascii=False, allow_nan=False), flush=True)
