@@ -1,0 +1,138 @@
+"""Whole answers, several rounds long, have exactly the target's law: every rule, draft law, controller and processor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from outrider.control.fixed import FixedController
+from outrider.core.draft import DraftLaw
+from outrider.core.protocols import Controller
+from outrider.core.registry import verifier_class
+from outrider.core.types import SamplingParams
+from tests.laws.harness import EXACT, rules, total_variation
+from tests.laws.rounds import (
+    BudgetController,
+    CautiousController,
+    Setting,
+    TableDrafter,
+    answer_law,
+    joint_law,
+    plain_law,
+    table_model,
+)
+
+SAMPLED = SamplingParams(temperature=1.0, max_tokens=3)
+SAMPLED_RULES = [name for name in rules(lossless=True) if name != "greedy"]
+CASES = [
+    pytest.param(name, law, id=f"{name}-{law.value}")
+    for name in SAMPLED_RULES
+    for law in (DraftLaw.POINT, DraftLaw.IID)
+    if law in verifier_class(name).laws
+]
+CONTROLLERS: dict[str, Callable[[], Controller]] = {
+    "fixed": lambda: FixedController(2),
+    "past": CautiousController,
+}
+
+
+def setting(name: str, law: DraftLaw, params: SamplingParams, **changes: object) -> Setting:
+    """Target and drafter are different order-1 models over V tokens; see the keyword arguments for what can be changed."""
+    vocab_size = int(changes.pop("vocab_size", 2))
+    draft_params = changes.pop("draft_params", SamplingParams(temperature=1.0))
+    stop = changes.pop("stop", lambda q_V, token: False)
+    drafter = TableDrafter(table_model(vocab_size, 1, seed=5), draft_params, law, stop)
+    defaults = {"controller": lambda: FixedController(2), "target": table_model(vocab_size, 1, seed=4)}
+    return Setting(rule=verifier_class(name)(), drafter=lambda: drafter, params=params, **{**defaults, **changes})
+
+
+def check(run: Setting) -> None:
+    law, plain = answer_law(run), plain_law(run.target, run.params, run.stop_ids, run.prompts[0])
+    assert abs(sum(law.values()) - 1.0) <= EXACT
+    assert total_variation(law, plain) <= EXACT
+
+
+@pytest.mark.parametrize("controller", CONTROLLERS)
+@pytest.mark.parametrize(("name", "law"), CASES)
+def test_answer_law(name: str, law: DraftLaw, controller: str) -> None:
+    check(setting(name, law, SAMPLED, controller=CONTROLLERS[controller]))
+
+
+@pytest.mark.parametrize(("name", "law"), CASES)
+def test_a_draft_may_end_because_of_its_own_tokens(name: str, law: DraftLaw) -> None:
+    """Drafting stops behind an unlikely token; that token stays in the draft."""
+    check(setting(name, law, SAMPLED, stop=lambda q_V, token: float(q_V[token]) < 0.5))
+
+
+@pytest.mark.parametrize(("name", "law"), CASES)
+def test_stop_token_and_longer_prompt(name: str, law: DraftLaw) -> None:
+    check(setting(name, law, SAMPLED, stop_ids=frozenset({1}), prompts=[[1, 0, 1]]))
+
+
+PROCESSORS = {
+    "temperature": (SamplingParams(temperature=0.6), SamplingParams(temperature=1.4)),
+    "top_k": (SamplingParams(temperature=1.0, top_k=2), SamplingParams(temperature=1.0)),
+    "top_p": (SamplingParams(temperature=1.0, top_p=0.7), SamplingParams(temperature=1.0, top_p=0.9)),
+    "min_p": (SamplingParams(temperature=1.0, min_p=0.4), SamplingParams(temperature=1.0, min_p=0.4)),
+    "penalties": (
+        SamplingParams(temperature=1.0, presence_penalty=0.8, frequency_penalty=0.5, repetition_penalty=1.5),
+        SamplingParams(temperature=1.0),
+    ),
+    "penalties-both": (
+        SamplingParams(temperature=1.0, frequency_penalty=1.5),
+        SamplingParams(temperature=1.0, frequency_penalty=1.5),
+    ),
+    "bias": (
+        SamplingParams(temperature=1.0, logit_bias={1: 1.5}, bad_token_ids=(0,)),
+        SamplingParams(temperature=1.0, logit_bias={2: -1.0}),
+    ),
+    "min_tokens": (SamplingParams(temperature=1.0, min_tokens=2), SamplingParams(temperature=1.0)),
+}
+
+
+@pytest.mark.parametrize("processors", PROCESSORS)
+@pytest.mark.parametrize("name", SAMPLED_RULES)
+def test_processors(name: str, processors: str) -> None:
+    """p and q are what the processors leave, each with its own; the path inside a draft counts as text."""
+    params, draft_params = PROCESSORS[processors]
+    params = SamplingParams(**{field: getattr(params, field) for field in params.__slots__} | {"max_tokens": 3})
+    stop_ids = frozenset({0}) if processors == "min_tokens" else frozenset[int]()
+    law = DraftLaw.IID if DraftLaw.IID in verifier_class(name).laws else DraftLaw.POINT
+    check(setting(name, law, params, draft_params=draft_params, stop_ids=stop_ids, vocab_size=3))
+
+
+@pytest.mark.parametrize("name", rules(lossless=True))
+def test_temperature_0_is_the_same_text_under_every_rule(name: str) -> None:
+    run = setting(name, DraftLaw.IID, SamplingParams(max_tokens=4), vocab_size=3)
+    if DraftLaw.IID not in run.rule.laws:
+        run = setting(name, DraftLaw.POINT, SamplingParams(max_tokens=4), vocab_size=3)
+    law, plain = answer_law(run), plain_law(run.target, run.params)
+    assert law.keys() == plain.keys()
+    assert len(plain) == 1
+
+
+@pytest.mark.parametrize("name", SAMPLED_RULES)
+def test_a_batch_is_independent_sequences(name: str) -> None:
+    """Two sequences with different budgets in one batch: the joint law is the product of the two."""
+    params = SamplingParams(temperature=1.0, max_tokens=2)
+    run = setting(
+        name,
+        DraftLaw.IID,
+        params,
+        controller=lambda: BudgetController(1, 0),
+        prompts=[[0], [1, 1]],
+    )
+    alone = [plain_law(run.target, params, prompt=prompt) for prompt in run.prompts]
+    product = {(a, b): p * r for a, p in alone[0].items() for b, r in alone[1].items()}
+    assert total_variation(joint_law(run), product) <= EXACT
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("controller", CONTROLLERS)
+@pytest.mark.parametrize(("name", "law"), CASES)
+def test_answer_law_of_longer_answers(name: str, law: DraftLaw, controller: str) -> None:
+    params = SamplingParams(temperature=1.0, max_tokens=4)
+    for seed in range(2):
+        target = table_model(2, 2, seed=10 + seed, sharpness=2.0)
+        check(setting(name, law, params, controller=CONTROLLERS[controller], target=target))
