@@ -1,1 +1,20 @@
+"""Hot operations of a forward pass on the CPU: C++ where it was built, torch elsewhere, chosen once at import."""
 
+from outrider.kernels.dispatch import active_level, available, fast_calls, set_threads, threads, why
+from outrider.kernels.ops import PackedLinear, add_rms_norm_, attention, pack_linear, rms_norm, rope_, swiglu
+
+__all__ = [
+    "PackedLinear",
+    "active_level",
+    "add_rms_norm_",
+    "attention",
+    "available",
+    "fast_calls",
+    "pack_linear",
+    "rms_norm",
+    "rope_",
+    "set_threads",
+    "swiglu",
+    "threads",
+    "why",
+]

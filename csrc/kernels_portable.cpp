@@ -1,0 +1,21 @@
+// Compiled for this instruction set alone. No standard containers or inline library functions here: the linker may keep
+// this file's copy of one for code that must run everywhere.
+#include "vec_portable.h"
+
+#include "kernels.h"
+#include "pool.h"
+#include "scratch.h"
+
+#include "linear.inl"
+#include "rows.inl"
+
+#include "attention.inl"
+
+namespace outrider {
+
+const Kernels& portable_kernels() {
+  static const Kernels kernels{kPanel, pack, linear, rms_norm, swiglu, rope, attention};
+  return kernels;
+}
+
+}  // namespace outrider

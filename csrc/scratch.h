@@ -1,0 +1,22 @@
+// Working memory that a calling thread keeps from call to call.
+#pragma once
+
+#include <cstddef>
+
+namespace outrider {
+
+class Scratch {
+ public:
+  static Scratch& of_thread();
+
+  // At least `bytes` bytes, 64-byte aligned, valid until the next call for this slot (0 or 1). Throws std::bad_alloc.
+  void* room(int slot, std::size_t bytes);
+
+  ~Scratch();
+
+ private:
+  void* memory_[2] = {nullptr, nullptr};
+  std::size_t size_[2] = {0, 0};
+};
+
+}  // namespace outrider

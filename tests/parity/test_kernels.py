@@ -1,0 +1,259 @@
+"""Kernels against their twins, row by row and bit by bit, at every level that runs here."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import Tensor
+
+from outrider import kernels
+from outrider.errors import ConfigError
+from outrider.kernels import dispatch, ops, reference
+
+needs_extension = pytest.mark.skipif(not kernels.available(), reason=kernels.why())
+
+
+def _levels() -> list[str]:
+    if not kernels.available():
+        return []
+    from outrider.kernels import _kernels
+
+    return list(_kernels.available_levels())
+
+
+@pytest.fixture(params=_levels() or [pytest.param("none", marks=needs_extension)])
+def level(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Runs the test at each level, whatever was chosen at import."""
+    monkeypatch.setattr(ops, "_LEVEL", dispatch.choose(request.param).level)
+    return str(request.param)
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)
+
+
+def _ran(operation: str) -> int:
+    return kernels.fast_calls().get(operation, 0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("n", "k"), [(16, 32), (100, 64), (33, 577), (1, 1), (576, 1536), (64, 256), (5, 257)])
+@pytest.mark.parametrize("rows", [1, 2, 5, 7, 16, 17, 130])
+def test_linear_matches_its_twin(level: str, dtype: torch.dtype, n: int, k: int, rows: int) -> None:
+    weight_NK, bias_N, x_MK = torch.randn(n, k).to(dtype), torch.randn(n), torch.randn(rows, k)
+    before = _ran("linear")
+    for bias in (None, bias_N):
+        y_MN = kernels.pack_linear(weight_NK, bias)(x_MK)
+        expected_MN = x_MK.double() @ weight_NK.double().T + (0 if bias is None else bias.double())
+        scale_MN = x_MK.double().abs() @ weight_NK.double().abs().T + 1
+        assert ((y_MN - expected_MN).abs() <= 2e-6 * scale_MN).all()
+        torch.testing.assert_close(y_MN, reference.linear(x_MK, weight_NK, bias), atol=1e-3, rtol=1e-5)
+    assert _ran("linear") == before + 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_linear_rows_do_not_depend_on_company(level: str, dtype: torch.dtype) -> None:
+    packed = kernels.pack_linear(torch.randn(203, 700).to(dtype), torch.randn(203))
+    x_MK = torch.randn(200, 700)
+    alone_MN = torch.cat([packed(x_MK[m : m + 1]) for m in range(200)])
+    for rows in [*range(1, 18), 31, 96, 97, 200]:
+        assert torch.equal(packed(x_MK[:rows]), alone_MN[:rows]), f"{rows} rows"
+    order = torch.randperm(200)
+    assert torch.equal(packed(x_MK[order]), alone_MN[order])
+
+
+def test_results_do_not_depend_on_threads(level: str) -> None:
+    packed = kernels.pack_linear(torch.randn(2000, 300))
+    x_MK = torch.randn(40, 300)
+    q_MHD, keys_TGD, values_TGD = torch.randn(3, 4, 64), torch.randn(700, 2, 64), torch.randn(700, 2, 64)
+    lengths_M = torch.tensor([698, 699, 700], dtype=torch.int32)
+    threads = kernels.threads()
+    results = []
+    try:
+        for count in (1, 2, 3):
+            kernels.set_threads(count)
+            results.append((packed(x_MK), kernels.attention(q_MHD, keys_TGD, values_TGD, lengths_M)))
+    finally:
+        kernels.set_threads(threads)
+    assert all(torch.equal(a, b) for result in results[1:] for a, b in zip(results[0], result, strict=True))
+
+
+@needs_extension
+def test_packing_holds_no_second_copy() -> None:
+    packed = kernels.pack_linear(torch.zeros(1600, 576, dtype=torch.bfloat16))
+    assert packed.nbytes == 1600 * 576 * 2
+    assert packed.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("width", [16, 576, 1536, 37])
+def test_norms_match_and_rows_are_independent(level: str, width: int) -> None:
+    x_MK, delta_MK, weight_K = torch.randn(40, width), torch.randn(40, width), torch.randn(width)
+    before = _ran("rms_norm"), _ran("add_rms_norm_")
+    out_MK = kernels.rms_norm(x_MK, weight_K, 1e-5)
+    torch.testing.assert_close(out_MK, reference.rms_norm(x_MK, weight_K, 1e-5), atol=2e-6, rtol=2e-6)
+    assert torch.equal(torch.cat([kernels.rms_norm(row_K[None], weight_K, 1e-5) for row_K in x_MK]), out_MK)
+    sum_MK = x_MK.clone()
+    joint_MK = kernels.add_rms_norm_(sum_MK, delta_MK, weight_K, 1e-5)
+    assert torch.equal(sum_MK, x_MK + delta_MK)
+    assert torch.equal(joint_MK, kernels.rms_norm(sum_MK, weight_K, 1e-5))
+    assert (_ran("rms_norm"), _ran("add_rms_norm_")) == (before[0] + 42, before[1] + 1)
+
+
+@pytest.mark.parametrize("width", [16, 1536, 37])
+def test_swiglu_matches_and_rows_are_independent(level: str, width: int) -> None:
+    gate_up_M2I = torch.randn(9, 2 * width) * 8
+    gate_up_M2I[0, :6] = torch.tensor([0.0, -0.0, 200.0, -200.0, 88.0, -88.0])
+    before = _ran("swiglu")
+    out_MI = kernels.swiglu(gate_up_M2I)
+    torch.testing.assert_close(out_MI, reference.swiglu(gate_up_M2I), atol=1e-6, rtol=2e-6)
+    assert torch.equal(torch.cat([kernels.swiglu(row[None]) for row in gate_up_M2I]), out_MI)
+    assert _ran("swiglu") == before + 10
+
+
+def test_nan_is_not_hidden(level: str) -> None:
+    bad_MK = torch.full((1, 32), torch.nan)
+    assert kernels.swiglu(bad_MK).isnan().all()
+    assert kernels.rms_norm(bad_MK, torch.ones(32), 1e-5).isnan().all()
+    assert kernels.pack_linear(torch.ones(8, 32))(bad_MK).isnan().all()
+    keys_TGD = torch.full((4, 1, 32), torch.nan)
+    lengths_M = torch.tensor([4], dtype=torch.int32)
+    assert kernels.attention(torch.ones(1, 1, 32), keys_TGD, torch.ones(4, 1, 32), lengths_M).isnan().all()
+
+
+@pytest.mark.parametrize("width", [64, 16, 10])
+def test_rope_matches_in_slices_of_a_joint_projection(level: str, width: int) -> None:
+    joint_MX = torch.randn(6, (4 + 2 + 2) * width)
+    twin_MX = joint_MX.clone()
+    angles_TR = torch.rand(50, width // 2) * 6
+    positions_M = torch.tensor([3, 4, 5, 5, 49, 0])
+    before = _ran("rope_")
+    for run, store_MX in ((kernels.rope_, joint_MX), (reference.rope_, twin_MX)):
+        q_MHD = store_MX[:, : 4 * width].view(6, 4, width)
+        k_MGD = store_MX[:, 4 * width : 6 * width].view(6, 2, width)
+        run(q_MHD, k_MGD, angles_TR.cos(), angles_TR.sin(), positions_M)
+    torch.testing.assert_close(joint_MX, twin_MX, atol=1e-6, rtol=1e-6)
+    assert _ran("rope_") == before + 1
+
+
+def _cache(positions: int, kv_heads: int, width: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    return (torch.randn(positions, kv_heads, width).to(dtype), torch.randn(positions, kv_heads, width).to(dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "width"), [(9, 3, 64), (12, 2, 128), (14, 2, 64), (4, 4, 16), (5, 1, 48)]
+)
+@pytest.mark.parametrize(("rows", "length"), [(1, 0), (5, 3), (4, 126), (16, 700), (70, 0)])
+def test_attention_matches_its_twin(
+    level: str, dtype: torch.dtype, heads: int, kv_heads: int, width: int, rows: int, length: int
+) -> None:
+    keys_TGD, values_TGD = _cache(length + rows + 5, kv_heads, width, dtype)
+    q_MHD = 2 * torch.randn(rows, heads, width)
+    lengths_M = length + 1 + torch.arange(rows, dtype=torch.int32)
+    starts_M = (lengths_M - 40).clamp(min=0)
+    before = _ran("attention")
+    for starts in (None, starts_M):
+        out_MHD = kernels.attention(q_MHD, keys_TGD, values_TGD, lengths_M, starts_M=starts)
+        expected_MHD = reference.attention(q_MHD, keys_TGD, values_TGD, lengths_M, starts_M=starts)
+        torch.testing.assert_close(out_MHD, expected_MHD, atol=3e-6, rtol=1e-5)
+        for m in {0, rows // 2, rows - 1}:
+            one = slice(m, m + 1)
+            start_m = None if starts is None else starts[one]
+            alone = kernels.attention(q_MHD[one], keys_TGD, values_TGD, lengths_M[one], starts_M=start_m)
+            assert torch.equal(alone[0], out_MHD[m]), f"row {m}"
+    assert _ran("attention") > before
+
+
+@pytest.mark.parametrize("length", [0, 1, 125, 127, 300])
+def test_a_tree_row_equals_the_chain_that_it_ends(level: str, length: int) -> None:
+    parents = [-1, 0, 0, 1, 2, 3, 3]
+    rows = len(parents)
+    keys_TGD, values_TGD = _cache(length + rows, 3, 64, torch.float32)
+    q_MHD = torch.randn(rows, 9, 64)
+    ancestors_MS = torch.zeros(rows, rows, dtype=torch.bool)
+    for m, parent in enumerate(parents):
+        if parent >= 0:
+            ancestors_MS[m] = ancestors_MS[parent]
+        ancestors_MS[m, m] = True
+    lengths_M = torch.full((rows,), length, dtype=torch.int32)
+    tree_MHD = kernels.attention(q_MHD, keys_TGD, values_TGD, lengths_M, ancestors_MS)
+    expected_MHD = reference.attention(q_MHD, keys_TGD, values_TGD, lengths_M, ancestors_MS)
+    torch.testing.assert_close(tree_MHD, expected_MHD, atol=2e-6, rtol=1e-5)
+    for m in range(rows):
+        path = torch.cat([torch.arange(length), length + ancestors_MS[m].nonzero()[:, 0]])
+        own_length = torch.tensor([len(path)], dtype=torch.int32)
+        chain = kernels.attention(q_MHD[m : m + 1], keys_TGD[path], values_TGD[path], own_length)
+        assert torch.equal(chain[0], tree_MHD[m]), f"row {m}"
+
+
+@needs_extension
+def test_reads_outside_a_tensor_are_refused() -> None:
+    q_MHD, keys_TGD = torch.randn(1, 1, 16), torch.randn(4, 1, 16)
+    for lengths, slots in (([5], 0), ([-1], 0), ([3], 2)):
+        ancestors_MS = torch.ones(1, slots, dtype=torch.bool) if slots else None
+        with pytest.raises(IndexError, match="length of row 0"):
+            kernels.attention(q_MHD, keys_TGD, keys_TGD, torch.tensor(lengths, dtype=torch.int32), ancestors_MS)
+    for position in (-1, 4):
+        with pytest.raises(IndexError, match="position of row 0"):
+            kernels.rope_(q_MHD, keys_TGD[:1], torch.ones(4, 8), torch.ones(4, 8), torch.tensor([position]))
+
+
+def test_twins_run_without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ops, "_LEVEL", None)
+    before = kernels.fast_calls()
+    x_MK, weight_NK = torch.randn(3, 32), torch.randn(8, 32)
+    assert torch.equal(kernels.pack_linear(weight_NK)(x_MK), reference.linear(x_MK, weight_NK))
+    assert torch.equal(kernels.swiglu(x_MK), reference.swiglu(x_MK))
+    assert torch.equal(kernels.rms_norm(x_MK, torch.ones(32), 1e-5), reference.rms_norm(x_MK, torch.ones(32), 1e-5))
+    assert kernels.fast_calls() == before
+
+
+def _level_in_a_new_process(wanted: str) -> str:
+    code = "from outrider import kernels; print(kernels.active_level(), '|', kernels.why())"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "OUTRIDER_CPU": wanted},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout
+
+
+@needs_extension
+def test_the_environment_forces_a_level() -> None:
+    for wanted in ("portable", "torch"):
+        assert _level_in_a_new_process(wanted).startswith(f"{wanted} |")
+    assert dispatch.choose(None).level is not None
+    for wanted in _levels():
+        chosen = dispatch.choose(wanted).level
+        assert chosen is not None
+        assert chosen.name == wanted
+
+
+def test_a_level_that_cannot_run_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match="sse9 is unknown; allowed: portable, avx2, avx512, torch"):
+        dispatch.choose("sse9")
+    monkeypatch.setitem(sys.modules, "outrider.kernels._kernels", None)
+    with pytest.raises(ConfigError, match="needs the C\\+\\+ extension"):
+        dispatch.choose("avx2")
+    missing = dispatch.choose(None)
+    assert missing.level is None
+    assert "was not built" in missing.reason
+
+
+@needs_extension
+@pytest.mark.skipif("avx512" in _levels(), reason="this processor runs every level")
+def test_a_level_beyond_the_processor_names_those_that_run() -> None:
+    with pytest.raises(ConfigError, match="avx512 cannot run on this processor; available: portable"):
+        dispatch.choose("avx512")
+
+
+def test_thread_counts_are_checked() -> None:
+    with pytest.raises(ConfigError, match="threads is 0"):
+        kernels.set_threads(0)
