@@ -52,6 +52,12 @@ def test_pre_tokenizers_treat_digits_as_their_models_do(pre, expected):
     assert pieces(TOKENIZERS[pre], TOKENIZERS[pre].encode("123", add_special=False)) == expected
 
 
+def test_a_file_that_names_no_pre_tokenizer_gets_the_default_one():
+    unnamed = Tokenizer.from_gguf(byte_level_vocabulary(""))
+    for text in ("hello, the 12345 <= x", "1234"):
+        assert unnamed.encode(text, add_special=True) == TOKENIZERS["default"].encode(text, add_special=True)
+
+
 def test_a_whole_word_in_the_vocabulary_needs_no_merges_for_llama_3_only():
     extra = (("cab", 1),)
     for pre, expected in (("llama-bpe", [b"cab"]), ("gpt-2", [b"ca", b"b"])):

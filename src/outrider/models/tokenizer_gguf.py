@@ -166,7 +166,7 @@ def _check(vocab: Vocabulary) -> None:
             f"tokenizer.ggml.model is {vocab.model!r}; supported: 'gpt2' (byte-level BPE) and 'llama' (SentencePiece "
             "BPE). Use a Hugging Face folder of this model, which carries a tokenizer.json"
         )
-    if vocab.model == "gpt2" and vocab.pre not in _PRE:
+    if vocab.model == "gpt2" and (vocab.pre or "default") not in _PRE:
         raise ModelFileError(
             f"tokenizer.ggml.pre is {vocab.pre!r}; supported: {', '.join(supported_pre_tokenizers())}. Use a Hugging "
             "Face folder of this model, which carries a tokenizer.json"
@@ -191,7 +191,7 @@ def _ids(vocab: Vocabulary) -> dict[str, int]:
 
 def _byte_level_bpe(vocab: Vocabulary) -> Backend:
     merges = [(left, right) for left, _, right in (merge.partition(" ") for merge in vocab.merges)]
-    make_pre, nfc, whole_words = _PRE[vocab.pre]
+    make_pre, nfc, whole_words = _PRE[vocab.pre or "default"]
     backend = Backend(models.BPE(vocab=_ids(vocab), merges=merges, ignore_merges=whole_words))
     if nfc:
         backend.normalizer = normalizers.NFC()
