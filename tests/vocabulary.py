@@ -7,9 +7,11 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from outrider.models.tokenizer import Tokenizer
 
+REPEATABLE = settings(deadline=None, derandomize=True, database=None)
 SMOLLM2 = "smollm2.gguf"
 QWEN_TARGET = "qwen2.5-coder-1.5b-instruct-q4_k_m.gguf"
 QWEN_DRAFT = "qwen2.5-coder-0.5b-instruct-q4_k_m.gguf"

@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.vocabulary import byte_level_vocabulary, sentencepiece_vocabulary
+from tests.vocabulary import REPEATABLE, byte_level_vocabulary, sentencepiece_vocabulary
 
 from outrider.errors import RequestError
 from outrider.models.detokenizer import IncrementalDetokenizer, StopMatcher
@@ -20,6 +20,7 @@ EVERY_ID = {
 
 
 @pytest.mark.parametrize("kind", EVERY_ID)
+@REPEATABLE
 @given(data=st.data(), skip=st.booleans(), continuation=st.booleans())
 def test_pushes_and_flush_equal_decoding_the_whole(kind, data, skip, continuation):
     tokenizer, one_id = EVERY_ID[kind]
@@ -29,6 +30,7 @@ def test_pushes_and_flush_equal_decoding_the_whole(kind, data, skip, continuatio
     assert text == tokenizer.decode(ids, skip_special=skip, continuation=continuation)
 
 
+@REPEATABLE
 @given(text=st.text(max_size=30))
 def test_every_push_of_valid_text_is_a_prefix_without_replacement(text):
     detokenizer = IncrementalDetokenizer(BYTES)
@@ -60,6 +62,7 @@ def test_only_the_artificial_leading_space_is_stripped():
     assert [detokenizer.push(index) for index in (PIECES.bos_id, space, hello, hello)] == ["", "", " hello", " hello"]
 
 
+@REPEATABLE
 @given(ids=st.lists(st.integers(0, BYTES.vocab_size - 1), max_size=20), more=st.lists(st.integers(0x80, 0xFF)))
 def test_a_fork_is_independent(ids, more):
     detokenizer = IncrementalDetokenizer(BYTES, skip_special=False)
@@ -99,6 +102,7 @@ def stream(parts, stops, *, include_stop=False):
     return text + matcher.flush(), None
 
 
+@REPEATABLE
 @given(parts=st.lists(st.text(alphabet="abc", max_size=5), max_size=8), stops=st.lists(SMALL, max_size=4))
 def test_any_split_gives_what_a_search_of_the_whole_gives(parts, stops):
     text, stop = first_stop("".join(parts), stops)
@@ -106,11 +110,13 @@ def test_any_split_gives_what_a_search_of_the_whole_gives(parts, stops):
     assert stream(parts, stops, include_stop=True) == (text + (stop or ""), stop)
 
 
+@REPEATABLE
 @given(text=st.text(alphabet="abc", max_size=14), stops=st.lists(SMALL, min_size=1, max_size=3))
 def test_every_split_in_two_gives_the_same(text, stops):
     assert {stream([text[:cut], text[cut:]], stops) for cut in range(len(text) + 1)} == {first_stop(text, stops)}
 
 
+@REPEATABLE
 @given(text=st.text(alphabet="ab", max_size=12), stops=st.lists(SMALL, min_size=1, max_size=3))
 def test_held_back_is_exactly_the_longest_beginning_of_a_stop(text, stops):
     matcher, shown = StopMatcher(stops), ""

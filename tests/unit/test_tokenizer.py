@@ -9,7 +9,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.vocabulary import ToyVocabulary, byte_alphabet, byte_level_vocabulary, sentencepiece_vocabulary
+from tests.vocabulary import REPEATABLE, ToyVocabulary, byte_alphabet, byte_level_vocabulary, sentencepiece_vocabulary
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
@@ -27,6 +27,7 @@ def pieces(tokenizer, ids):
 
 
 @pytest.mark.parametrize("pre", sorted(TOKENIZERS))
+@REPEATABLE
 @given(text=st.text(max_size=60))
 def test_byte_level_text_survives_the_round_trip(pre, text):
     expected = unicodedata.normalize("NFC", text) if pre == "qwen2" else text
@@ -198,6 +199,7 @@ def naive_sentencepiece(vocabulary: ToyVocabulary, text: str) -> list[bytes]:
     return result
 
 
+@REPEATABLE
 @given(text=st.text(alphabet="abehlnortwd  .é€", max_size=40))
 def test_sentencepiece_equals_the_naive_algorithm(text):
     assert pieces(PIECES, PIECES.encode(text, add_special=False)) == naive_sentencepiece(
@@ -205,6 +207,7 @@ def test_sentencepiece_equals_the_naive_algorithm(text):
     )
 
 
+@REPEATABLE
 @given(text=st.text(max_size=40))
 def test_sentencepiece_text_survives_the_round_trip(text):
     expected = text.replace("▁", " ")
