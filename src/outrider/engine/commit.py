@@ -27,7 +27,11 @@ class Transcript:
         self.events: list[TokenEvent] = []
         self.text = ""
         self.stop_reason: str | int | None = None
-        self._detokenizer = IncrementalDetokenizer(tokenizer, skip_special=params.skip_special) if tokenizer else None
+        self._detokenizer = (
+            IncrementalDetokenizer(tokenizer, skip_special=params.skip_special, continuation=True)
+            if tokenizer
+            else None
+        )
         self._stops = StopMatcher(params.stop, include_stop=params.include_stop)
 
     def commit(self, decided: list[Decided]) -> list[TokenEvent]:

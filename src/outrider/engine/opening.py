@@ -56,7 +56,7 @@ def open_model(
 def require_pair(target: OpenedModel, draft: OpenedModel) -> Decision:
     """Checks that the draft speaks the target's tokens; raises PairingError otherwise. Returns the finding."""
     pairing = require_compatible(target.tokenizer, draft.tokenizer, target_name=target.name, draft_name=draft.name)
-    return Decision("pairing", pairing.verdict.value, pairing.sentence)
+    return Decision("pairing", pairing.verdict.value, " ".join([pairing.sentence, *pairing.notes]))
 
 
 def build_drafter(
