@@ -1,12 +1,16 @@
-"""Tiny random decoders: as Hugging Face folders written by `transformers`, the reference."""
+"""Tiny random decoders: in memory, and as Hugging Face folders written by `transformers`, the reference."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
+
+from outrider.models.decoder import Decoder
+from outrider.models.loader.checkpoint import Checkpoint, DecoderConfig, expected_shapes
 
 VOCAB = 131
 LLAMA3 = {
@@ -29,6 +33,50 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2-untied": ("qwen2", {"tie_word_embeddings": False}),
     "qwen3": ("qwen3", {"head_dim": 32, "tie_word_embeddings": True}),
 }
+
+
+TINY = DecoderConfig(
+    architecture="llama",
+    n_layers=3,
+    hidden_size=64,
+    ffn_size=96,
+    n_heads=4,
+    n_kv_heads=2,
+    head_dim=16,
+    vocab_size=VOCAB,
+    context_length=256,
+    rope_theta=1e4,
+    rope_scaling=None,
+    norm_eps=1e-6,
+    qkv_bias=False,
+    qk_norm=False,
+    tie_embeddings=False,
+    sliding_window=None,
+)
+
+
+class RandomCheckpoint:
+    """Random weights of any `DecoderConfig`, as far as `Decoder.from_checkpoint` reads a checkpoint."""
+
+    def __init__(self, config: DecoderConfig, seed: int = 0) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        self.config = config
+        self._tensors = {
+            name: torch.randn(shape, generator=generator) * (0.2 if "norm" in name else 0.15) + ("norm" in name)
+            for name, shape in expected_shapes(config).items()
+        }
+
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._tensors)
+
+    def tensor(self, name: str, dtype: torch.dtype) -> Tensor:
+        return self._tensors[name].to(dtype)
+
+
+def tiny_decoder(*, seed: int = 0, dtype: torch.dtype = torch.float32, **overrides: Any) -> Decoder:
+    """A random native decoder; `overrides` are fields of `DecoderConfig`."""
+    checkpoint = RandomCheckpoint(replace(TINY, **overrides), seed)
+    return Decoder.from_checkpoint(cast(Checkpoint, checkpoint), dtype=dtype, name=f"tiny-{seed}")
 
 
 def reference(family: str, *, seed: int = 0, **overrides: Any) -> Any:

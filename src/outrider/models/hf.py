@@ -119,6 +119,11 @@ class TransformersModel:
         device: torch.device = self._model.device
         return device
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the weights."""
+        return sum(weight.nbytes for weight in self._model.parameters())
+
     def new_cache(self) -> TransformersCache:
         """An empty cache for one sequence."""
         return TransformersCache(self._new_dynamic_cache())

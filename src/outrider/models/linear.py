@@ -1,9 +1,6 @@
-"""The arithmetic between the matrices and the matrices themselves, in plain torch.
+"""Matrices: the kernels' packed form on a CPU that has them, plain torch elsewhere.
 
-Activations are float32 everywhere; weights are float32 or bfloat16. A bfloat16 product rounds its input to bfloat16
-when that is the fast way, and widens the weights instead on a CPU with many rows, where torch has no fast kernel.
-
-Shapes: M rows, K inputs, N outputs, I width of the feed-forward layer.
+Shapes: M rows, K inputs, N outputs.
 """
 
 from __future__ import annotations
@@ -13,8 +10,10 @@ from typing import Protocol
 from torch import Tensor
 from torch.nn import functional as F
 
+from outrider import kernels
+
 WIDEN_ROWS = 16
-"""On a CPU, from this many rows on, widening bfloat16 weights to float32 is cheaper than torch's bfloat16 product."""
+"""On a CPU without kernels, widening bfloat16 weights to float32 is cheaper than torch's product from this many rows."""
 
 
 class Linear(Protocol):
@@ -27,7 +26,7 @@ class Linear(Protocol):
 
 
 class TorchLinear:
-    """A plain [N, K] matrix. Keeps the tensors that it is given."""
+    """Keeps the [N, K] matrix that it is given. A bfloat16 matrix rounds its input to bfloat16, unless it is widened."""
 
     def __init__(self, weight_NK: Tensor, bias_N: Tensor | None = None) -> None:
         self.weight_NK = weight_NK
@@ -47,15 +46,8 @@ class TorchLinear:
         return y_MN if self.bias_N is None else y_MN.add_(self.bias_N)
 
 
-def add_norm(x_MK: Tensor, delta_MK: Tensor | None, weight_K: Tensor, eps: float) -> Tensor:
-    """Adds `delta_MK` to `x_MK` in place, then gives x over its root mean square, times the weight (Zhang and Sennrich
-    2019, 1910.07467)."""
-    if delta_MK is not None:
-        x_MK += delta_MK
-    return F.rms_norm(x_MK, (x_MK.shape[-1],), weight_K, eps)
-
-
-def swiglu(gate_up_M2I: Tensor) -> Tensor:
-    """[M, I]: silu(gate) * up (Shazeer 2020, 2002.05202)."""
-    gate_MI, up_MI = gate_up_M2I.chunk(2, dim=-1)
-    return F.silu(gate_MI).mul_(up_MI)
+def make_linear(weight_NK: Tensor, bias_N: Tensor | None = None) -> Linear:
+    """The fastest form of a float32 or bfloat16 matrix where it lies; the caller may drop the original."""
+    if kernels.available() and weight_NK.device.type == "cpu":
+        return kernels.pack_linear(weight_NK, bias_N)
+    return TorchLinear(weight_NK, bias_N)

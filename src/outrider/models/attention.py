@@ -1,0 +1,152 @@
+"""Rotary positions, what each row of a pass may see, and attention of one sequence's rows over its own cache.
+
+Shapes: m rows of one segment, M rows of a pass, T cached positions (pending rows included), H query heads, G key-value
+heads, D head width, R = D / 2 rotation pairs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from outrider import kernels
+from outrider.core.protocols import Segment
+from outrider.core.tree import depths, visible
+from outrider.kernels import reference
+from outrider.models.kv import DecoderCache
+from outrider.models.loader.checkpoint import RopeScaling
+
+KERNEL_HEAD_STEP = 16
+"""Head widths that the attention kernel takes are multiples of this."""
+
+
+class Rope:
+    """Cosines and sines of every position's rotation, as tables that grow with the longest position asked for."""
+
+    def __init__(self, inv_freq_R: Tensor) -> None:
+        self.inv_freq_R = inv_freq_R
+        self._cos_TR = self._sin_TR = inv_freq_R.new_empty((0, len(inv_freq_R)))
+
+    def tables(self, end: int) -> tuple[Tensor, Tensor]:
+        """(cos, sin), each [T, R] with T >= end."""
+        if end > len(self._cos_TR):
+            size = max(256, 1 << (end - 1).bit_length())
+            angles_TR = torch.outer(torch.arange(size, device=self.inv_freq_R.device).float(), self.inv_freq_R)
+            self._cos_TR, self._sin_TR = angles_TR.cos(), angles_TR.sin()
+        return self._cos_TR, self._sin_TR
+
+
+def inverse_frequencies(head_dim: int, theta: float, scaling: RopeScaling | None) -> Tensor:
+    """[R] radians a position. "linear" slows every pair (2306.15595, section 2.2); "llama3" only those whose wavelength
+    is long against the original context, with a ramp between (Llama 3, 2407.21783, section 3.2)."""
+    frequency_R = 1.0 / theta ** (torch.arange(0, head_dim, 2).float() / head_dim)
+    if scaling is None:
+        return frequency_R
+    if scaling.kind == "linear":
+        return frequency_R / scaling.factor
+    turns_R = scaling.original_context * frequency_R / (2 * math.pi)
+    kept_R = ((turns_R - scaling.low_freq) / (scaling.high_freq - scaling.low_freq)).clamp(0, 1)
+    return frequency_R * (kept_R + (1 - kept_R) / scaling.factor)
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One segment's place in a pass: rows [start, stop), the first `end` positions of `cache`, and who sees what.
+
+    Row m sees positions starts[m] (0) .. lengths[m] - 1, and lengths[m] + s where ancestors[m, s]. `mask_mT` says the
+    same as numbers to add to the scores, where no kernel runs; None when every row sees every position.
+    """
+
+    cache: DecoderCache
+    start: int
+    stop: int
+    length: int
+    end: int
+    lengths_m: Tensor
+    ancestors_mm: Tensor | None
+    starts_m: Tensor | None
+    mask_mT: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What all layers of a pass share. `fast`: the attention kernel runs."""
+
+    spans: list[Span]
+    tokens_M: Tensor
+    positions_M: Tensor
+    cos_TR: Tensor
+    sin_TR: Tensor
+    fast: bool
+
+
+def plan_pass(segments: Seq[Segment], rope: Rope, *, context_length: int, window: int | None, fast: bool) -> Plan:
+    """Reserves the pending rows of every segment's cache, and lays the rows out flat, in order."""
+    spans: list[Span] = []
+    tokens: list[int] = []
+    positions: list[int] = []
+    device = rope.inv_freq_R.device
+    for segment in segments:
+        cache, rows = segment.cache, len(segment.tokens)
+        assert isinstance(cache, DecoderCache), f"a {type(cache).__name__} is not a cache of this model"
+        assert rows, "a segment needs at least one row"
+        length = cache.length
+        depth = range(rows) if segment.parents is None else depths(segment.parents)
+        assert len(depth) == rows, f"{len(depth)} parents for {rows} rows"
+        assert length + max(depth) < context_length, f"position {length + max(depth)} of {context_length}"
+        cache.reserve(rows)
+        start = len(tokens)
+        tokens.extend(segment.tokens)
+        positions.extend([length + d for d in depth])
+        sight = _sight(segment.parents, positions[start:], length, window)
+        mask = None if fast else _mask(sight, length + rows, device)
+        spans.append(Span(cache, start, start + rows, length, length + rows, *sight, mask))
+    cos_TR, sin_TR = rope.tables(max(positions) + 1)
+    return Plan(
+        spans, torch.tensor(tokens, device=device), torch.tensor(positions, device=device), cos_TR, sin_TR, fast
+    )
+
+
+Sight = tuple[Tensor, Tensor | None, Tensor | None]
+
+
+def _sight(parents: Seq[int] | None, positions: list[int], length: int, window: int | None) -> Sight:
+    """(lengths, ancestors, starts) of the rows, as in `Span`."""
+    position_m = torch.tensor(positions, dtype=torch.int32)
+    windowed = window is not None and max(positions) >= window
+    starts_m = (position_m - (window - 1)).clamp_(min=0) if windowed and window is not None else None
+    if parents is None:
+        return position_m + 1, None, starts_m
+    ancestors_mm = visible(parents)
+    if starts_m is not None:
+        ancestors_mm &= position_m >= starts_m[:, None]
+    return torch.full_like(position_m, length), ancestors_mm, starts_m
+
+
+def _mask(sight: Sight, end: int, device: torch.device) -> Tensor | None:
+    seen_mT = reference.visible(*sight, end)
+    if bool(seen_mT.all()):
+        return None
+    return torch.zeros(seen_mT.shape).masked_fill_(~seen_mT, -math.inf).to(device)
+
+
+def attend(q_MHD: Tensor, span: Span, keys_TGD: Tensor, values_TGD: Tensor, *, fast: bool) -> Tensor:
+    """[m, H, D] float32: what the span's rows read from the cache (keys and values of the layer, all capacity)."""
+    q_mHD = q_MHD[span.start : span.stop]
+    if fast:
+        return kernels.attention(q_mHD, keys_TGD, values_TGD, span.lengths_m, span.ancestors_mm, span.starts_m)
+    rows, n_heads, head_dim = q_mHD.shape
+    n_kv, dtype = keys_TGD.shape[1], keys_TGD.dtype
+    shape = (n_kv, n_heads // n_kv, span.end, head_dim)
+    out_GHmD = F.scaled_dot_product_attention(
+        q_mHD.to(dtype).view(rows, n_kv, -1, head_dim).permute(1, 2, 0, 3),
+        keys_TGD[: span.end].transpose(0, 1)[:, None].expand(shape),
+        values_TGD[: span.end].transpose(0, 1)[:, None].expand(shape),
+        attn_mask=None if span.mask_mT is None else span.mask_mT.to(dtype),
+    )
+    return out_GHmD.permute(2, 0, 1, 3).reshape(rows, n_heads, head_dim).float()

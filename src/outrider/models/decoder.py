@@ -1,0 +1,232 @@
+"""The native decoder: Llama, Mistral, SmolLM2, Qwen2 and Qwen3 in one readable file, over ragged rows and trees.
+
+A pass is one flat hidden state over the rows of all segments: every matrix is read once, whatever the batch; only
+attention looks at one sequence at a time. Activations are float32.
+
+Shapes: M rows of a pass, d model width, H query heads, G key-value heads, D head width, I feed-forward width,
+V vocabulary, F feature width, N x K one matrix.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from outrider import kernels
+from outrider.core.protocols import EarlyExit, LanguageModel, Pass, Segment
+from outrider.errors import ConfigError
+from outrider.models.attention import KERNEL_HEAD_STEP, Plan, Rope, attend, inverse_frequencies, plan_pass
+from outrider.models.kv import DecoderCache
+from outrider.models.linear import Linear, TorchLinear, make_linear
+from outrider.models.loader.checkpoint import Checkpoint, DecoderConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One block's weights. `qkv` and `gate_up` are the matrices that read the same input, stacked."""
+
+    attn_norm_d: Tensor
+    qkv: Linear
+    q_norm_D: Tensor | None
+    k_norm_D: Tensor | None
+    o: Linear
+    ffn_norm_d: Tensor
+    gate_up: Linear
+    down: Linear
+
+
+class Decoder:
+    """A `LanguageModel` whose weights are float32 or bfloat16; see `from_checkpoint`.
+
+    One decoder serves any number of caches, from one thread at a time.
+    """
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        embed_Vd: Tensor,
+        layers: list[Layer],
+        norm_d: Tensor,
+        head: Linear,
+        *,
+        kv_dtype: torch.dtype,
+        context_length: int,
+        name: str,
+    ) -> None:
+        self.config = config
+        self.name = name
+        self.context_length = context_length
+        self.layers = layers
+        self.kv_dtype = kv_dtype
+        self._embed_Vd = embed_Vd
+        self._norm_d = norm_d
+        self._head = head
+        on_cpu = embed_Vd.device.type == "cpu"
+        self._fast = kernels.available() and on_cpu and config.head_dim % KERNEL_HEAD_STEP == 0
+        self._rope = Rope(
+            inverse_frequencies(config.head_dim, config.rope_theta, config.rope_scaling).to(embed_Vd.device)
+        )
+
+    @classmethod
+    def from_checkpoint(
+        cls,
+        checkpoint: Checkpoint,
+        *,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+        kv_dtype: torch.dtype | None = None,
+        context_length: int | None = None,
+        name: str = "decoder",
+    ) -> Decoder:
+        """Reads the weights layer by layer. `dtype` is that of the matrices; norms and biases stay float32.
+
+        `kv_dtype` defaults to float32 on a CPU and to `dtype` elsewhere; `context_length` can shorten the model's own.
+        """
+        assert dtype in (torch.float32, torch.bfloat16), f"weights of {dtype}"
+        config = checkpoint.config
+        read = _Reader(checkpoint, dtype, torch.device(device))
+        embed_Vd = read.matrix("embed")
+        layers = [read.layer(f"layers.{index}") for index in range(config.n_layers)]
+        head = read.linear("head") if "head.weight" in read.names else make_linear(embed_Vd)
+        return cls(
+            config,
+            embed_Vd,
+            layers,
+            read.vector("norm.weight"),
+            head,
+            kv_dtype=kv_dtype or (torch.float32 if embed_Vd.device.type == "cpu" else dtype),
+            context_length=min(context_length or config.context_length, config.context_length),
+            name=name,
+        )
+
+    @property
+    def vocab_size(self) -> int:
+        return self.config.vocab_size
+
+    @property
+    def n_layers(self) -> int:
+        return len(self.layers)
+
+    @property
+    def device(self) -> torch.device:
+        return self._embed_Vd.device
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the matrices; a head that is the embedding counts once."""
+        matrices = [m for layer in self.layers for m in (layer.qkv, layer.o, layer.gate_up, layer.down)]
+        shared = isinstance(self._head, TorchLinear) and self._head.weight_NK is self._embed_Vd
+        return sum(m.nbytes for m in matrices) + self._embed_Vd.nbytes + (0 if shared else self._head.nbytes)
+
+    def new_cache(self) -> DecoderCache:
+        """An empty cache for one sequence; it holds no memory before its first pass."""
+        config = self.config
+        return DecoderCache(
+            len(self.layers),
+            config.n_kv_heads,
+            config.head_dim,
+            context_length=self.context_length,
+            dtype=self.kv_dtype,
+            device=self.device,
+        )
+
+    def first_layers(self, count: int) -> Decoder:
+        """The decoder made of the first `count` layers, the final norm and the head; shares the weights."""
+        if not 1 <= count <= self.n_layers:
+            raise ConfigError(f"{self.name} has {self.n_layers} layers, {count} asked: give 1 to {self.n_layers}")
+        exit_early = copy.copy(self)
+        exit_early.layers = self.layers[:count]
+        exit_early.name = f"{self.name}[:{count}]"
+        return exit_early
+
+    @torch.inference_mode()
+    def forward(self, segments: Seq[Segment], *, logits: bool = True, taps: Seq[int] = ()) -> Pass:
+        """One pass; see `LanguageModel`. Feature blocks are the outputs of the layers `taps` (0-based)."""
+        assert all(0 <= tap < self.n_layers for tap in taps), f"taps {list(taps)} of {self.n_layers} layers"
+        config, eps = self.config, self.config.norm_eps
+        plan = plan_pass(
+            segments, self._rope, context_length=self.context_length, window=config.sliding_window, fast=self._fast
+        )
+        x_Md = self._embed_Vd[plan.tokens_M].float()
+        inner_Md = kernels.rms_norm(x_Md, self.layers[0].attn_norm_d, eps)
+        norms = [*(layer.attn_norm_d for layer in self.layers[1:]), self._norm_d]
+        tapped: dict[int, Tensor] = {}
+        for index, layer in enumerate(self.layers):
+            mixed_Md = self._attention(index, layer, inner_Md, plan)
+            inner_Md = kernels.add_rms_norm_(x_Md, mixed_Md, layer.ffn_norm_d, eps)
+            fed_Md = layer.down(kernels.swiglu(layer.gate_up(inner_Md)))
+            inner_Md = kernels.add_rms_norm_(x_Md, fed_Md, norms[index], eps)
+            if index in taps:
+                tapped[index] = x_Md.clone()
+        features_MF = torch.cat([tapped[tap] for tap in taps], dim=-1) if taps else None
+        return Pass(self._head(inner_Md) if logits else None, features_MF)
+
+    def _attention(self, index: int, layer: Layer, inner_Md: Tensor, plan: Plan) -> Tensor:
+        """[M, d]; writes the rows' keys and values into the caches."""
+        rows, n_heads, n_kv = len(inner_Md), self.config.n_heads, self.config.n_kv_heads
+        qkv_MHD = layer.qkv(inner_Md).view(rows, n_heads + 2 * n_kv, self.config.head_dim)
+        q_MHD, k_MGD, v_MGD = qkv_MHD.split((n_heads, n_kv, n_kv), dim=1)
+        if layer.q_norm_D is not None and layer.k_norm_D is not None:
+            q_MHD = self._head_norm(q_MHD, layer.q_norm_D)
+            k_MGD = self._head_norm(k_MGD, layer.k_norm_D)
+        kernels.rope_(q_MHD, k_MGD, plan.cos_TR, plan.sin_TR, plan.positions_M)
+        parts: list[Tensor] = []
+        for span in plan.spans:
+            keys, values = span.cache.keys[index], span.cache.values[index]
+            keys[span.length : span.end] = k_MGD[span.start : span.stop]
+            values[span.length : span.end] = v_MGD[span.start : span.stop]
+            parts.append(attend(q_MHD, span, keys, values, fast=plan.fast))
+        return layer.o((parts[0] if len(parts) == 1 else torch.cat(parts)).view(rows, -1))
+
+    def _head_norm(self, x_MHD: Tensor, weight_D: Tensor) -> Tensor:
+        return kernels.rms_norm(x_MHD.reshape(-1, x_MHD.shape[-1]), weight_D, self.config.norm_eps).view(x_MHD.shape)
+
+
+class _Reader:
+    """Turns a checkpoint's tensors into layers."""
+
+    def __init__(self, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> None:
+        self.names = frozenset(checkpoint.names())
+        self._checkpoint, self._dtype, self._device = checkpoint, dtype, device
+
+    def matrix(self, name: str) -> Tensor:
+        return self._checkpoint.tensor(f"{name}.weight", self._dtype).to(self._device)
+
+    def vector(self, name: str) -> Tensor:
+        return self._checkpoint.tensor(name, torch.float32).to(self._device)
+
+    def optional(self, name: str) -> Tensor | None:
+        return self.vector(name) if name in self.names else None
+
+    def linear(self, *parts: str) -> Linear:
+        """The matrices `parts` stacked by output; a part without a bias gets zeros if another has one."""
+        weights = [self.matrix(part) for part in parts]
+        biases = [self.optional(f"{part}.bias") for part in parts]
+        bias = None
+        if any(b is not None for b in biases):
+            filled = [
+                w.new_zeros(len(w), dtype=torch.float32) if b is None else b
+                for w, b in zip(weights, biases, strict=True)
+            ]
+            bias = torch.cat(filled)
+        return make_linear(weights[0] if len(weights) == 1 else torch.cat(weights), bias)
+
+    def layer(self, prefix: str) -> Layer:
+        return Layer(
+            attn_norm_d=self.vector(f"{prefix}.attn_norm.weight"),
+            qkv=self.linear(f"{prefix}.q", f"{prefix}.k", f"{prefix}.v"),
+            q_norm_D=self.optional(f"{prefix}.q_norm.weight"),
+            k_norm_D=self.optional(f"{prefix}.k_norm.weight"),
+            o=self.linear(f"{prefix}.o"),
+            ffn_norm_d=self.vector(f"{prefix}.ffn_norm.weight"),
+            gate_up=self.linear(f"{prefix}.gate", f"{prefix}.up"),
+            down=self.linear(f"{prefix}.down"),
+        )
+
+
+_model: type[LanguageModel] = Decoder
+_exit: type[EarlyExit] = Decoder

@@ -1,0 +1,115 @@
+"""Opens a model by path: the weights in the fastest form for this machine, the tokenizer, the chat template, and why."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from outrider import kernels
+from outrider.core.protocols import LanguageModel
+from outrider.core.types import Decision
+from outrider.errors import ConfigError
+from outrider.models.chat_template import ChatTemplate
+from outrider.models.decoder import Decoder
+from outrider.models.hf import TransformersModel
+from outrider.models.loader.checkpoint import (
+    Checkpoint,
+    GGUFVocabulary,
+    UnknownArchitectureError,
+    open_checkpoint,
+)
+from outrider.models.tokenizer import Tokenizer
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+BACKENDS = ("auto", "native", "transformers")
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model and what is needed to talk to it. `checkpoint` is None when `transformers` runs the model; `size_bytes`
+    is the memory of the weights as loaded."""
+
+    model: LanguageModel
+    tokenizer: Tokenizer
+    template: ChatTemplate
+    checkpoint: Checkpoint | None
+    size_bytes: int
+    decisions: tuple[Decision, ...]
+
+
+def load_model(path: str | Path, *, dtype: str = "auto", device: str = "cpu", backend: str = "auto") -> LoadedModel:
+    """A GGUF file or a Hugging Face folder. `backend` "auto" runs natively whatever the native decoder can run.
+
+    Raises `ConfigError` for an option, `ModelNotFoundError`, `ModelFileError` or `MissingExtraError` for the model.
+    """
+    if dtype not in ("auto", *DTYPES):
+        raise ConfigError(f"dtype {dtype!r} is not allowed: give auto, {' or '.join(DTYPES)}")
+    if backend not in BACKENDS:
+        raise ConfigError(f"backend {backend!r} is not allowed: give {', '.join(BACKENDS[:-1])} or {BACKENDS[-1]}")
+    path = Path(path)
+    precision = _precision(dtype, device)
+    if backend == "transformers":
+        return _through_transformers(path, device, precision, "asked for")
+    try:
+        checkpoint = open_checkpoint(path)
+    except UnknownArchitectureError as error:
+        if backend == "native" or not path.is_dir():
+            raise
+        return _through_transformers(path, device, precision, f"the native decoder cannot: {error}")
+    return _natively(checkpoint, device, precision)
+
+
+def _precision(asked: str, device: str) -> Decision:
+    """The weights' dtype that is fastest here. Activations and logits are float32 either way."""
+    if asked != "auto":
+        return Decision("dtype", asked, "asked for")
+    if torch.device(device).type == "cuda":
+        if torch.cuda.is_bf16_supported():
+            return Decision("dtype", "bfloat16", "half the memory traffic of float32, and this GPU computes in it")
+        return Decision("dtype", "float32", "this GPU has no bfloat16 arithmetic")
+    if kernels.available():
+        reason = f"half the memory traffic of float32; the {kernels.active_level()} kernels widen it on the way"
+        return Decision("dtype", "bfloat16", reason)
+    return Decision("dtype", "float32", "no compiled kernels here, and torch's bfloat16 products are slow on a CPU")
+
+
+def _natively(checkpoint: Checkpoint, device: str, precision: Decision) -> LoadedModel:
+    path, source = checkpoint.path, checkpoint.tokenizer_source
+    if isinstance(source, GGUFVocabulary):
+        tokenizer = Tokenizer.from_gguf(source)
+    else:
+        tokenizer = Tokenizer.from_folder(source.path, vocab_size=checkpoint.config.vocab_size)
+    name = path.stem if path.is_file() else path.name
+    model = Decoder.from_checkpoint(checkpoint, dtype=DTYPES[precision.value], device=device, name=name)
+    how = (
+        f"{checkpoint.config.architecture} is an architecture of the native decoder ({checkpoint.quantisation} on disk)"
+    )
+    return LoadedModel(
+        model=model,
+        tokenizer=tokenizer,
+        template=ChatTemplate.for_tokenizer(checkpoint.chat_template, tokenizer),
+        checkpoint=checkpoint,
+        size_bytes=model.nbytes,
+        decisions=(Decision("backend", "native", how), precision, _arithmetic(model)),
+    )
+
+
+def _arithmetic(model: Decoder) -> Decision:
+    if model.device.type != "cpu":
+        return Decision("kernels", "torch", f"torch's own on {model.device}")
+    return Decision("kernels", kernels.active_level(), kernels.why())
+
+
+def _through_transformers(folder: Path, device: str, precision: Decision, why: str) -> LoadedModel:
+    model = TransformersModel.from_folder(folder, dtype=DTYPES[precision.value], device=device)
+    tokenizer = Tokenizer.from_folder(folder, vocab_size=model.vocab_size)
+    return LoadedModel(
+        model=model,
+        tokenizer=tokenizer,
+        template=ChatTemplate.from_folder(folder, tokenizer),
+        checkpoint=None,
+        size_bytes=model.nbytes,
+        decisions=(Decision("backend", "transformers", why), precision),
+    )
