@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
 from outrider.errors import ConfigError, RequestError
 
 if TYPE_CHECKING:
+    from outrider.core.trace import StepTrace
     from outrider.core.types import SamplingParams
 
 MODEL_NAMES = "a path, a name of `outrider models list`, hf:org/name[:file], or pypi:package"
@@ -143,6 +146,34 @@ def sampling_params(
         json_schema=read_schema(json_schema) if json_schema is not None else None,
         **fields,  # type: ignore[arg-type]  # checked by SamplingParams itself
     )
+
+
+class TraceWriter:
+    """The trace file: every round a line, until `active` is cleared."""
+
+    def __init__(self, file: TextIO | None) -> None:
+        self.active = True
+        self._file = file
+
+    @classmethod
+    @contextmanager
+    def to(cls, path: Path | None) -> Iterator[TraceWriter]:
+        if path is None:
+            yield cls(None)
+            return
+        try:
+            file = path.open("w", encoding="utf-8")
+        except OSError as error:
+            reason = (error.strerror or str(error)).lower()
+            raise ConfigError(
+                f"--trace {path} cannot be written: {reason}; give a file in a folder that exists"
+            ) from None
+        with file:
+            yield cls(file)
+
+    def write(self, step: StepTrace) -> None:
+        if self.active and self._file is not None:
+            self._file.write(step.to_json() + "\n")
 
 
 def print_json(document: dict[str, object]) -> None:

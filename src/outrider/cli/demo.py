@@ -1,0 +1,154 @@
+"""`outrider demo`: three prompts, each answered twice, plain and speculative: the same text, and the speed of both."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import typer
+
+from outrider.cli import common
+from outrider.cli.terminal import TokenPrinter, heading, note, print_plan, summary
+
+if TYPE_CHECKING:
+    from outrider.cli.answer import Streamed
+    from outrider.core.types import SamplingParams
+    from outrider.engine.llm import LLM
+    from outrider.engine.request import Result
+
+EXIT_DIFFERENT = 1
+WARM_UP_TOKENS = 8
+
+LETTER = (
+    "Dear Ms. Moreau,\nthank you for your letter of the third of May. The workshop on mountain weather takes place on "
+    "Friday at nine o'clock in the small hall of the town library. Please bring warm clothes, a notebook and a map of "
+    "the northern valley. Lunch is provided. We look forward to seeing you.\nYours sincerely,\nThe Organisers"
+)
+PROMPTS = {
+    "prose": "Write a short paragraph about why the sea is salty.",
+    "code": "Write a Python class Stack with the methods push, pop, peek, is_empty and size.",
+    "edit": f"Copy this letter word for word.\n\n{LETTER}",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Lanes:
+    """One prompt in both lanes. `outcome` is IDENTICAL, TIE, or DIVERGED; `sentence` says it for people."""
+
+    name: str
+    speculative: Result
+    plain: Result
+    outcome: str
+    sentence: str
+
+    @property
+    def ratio(self) -> float:
+        base = self.plain.timings.predicted_per_second
+        return self.speculative.timings.predicted_per_second / base if base else 0.0
+
+    def to_json(self) -> dict[str, object]:
+        return {
+            "prompt": self.name,
+            "text": self.speculative.text,
+            "outcome": self.outcome,
+            "speculative": self.speculative.timings.to_json(),
+            "plain": self.plain.timings.to_json(),
+            "speedup": self.ratio,
+            "stats": self.speculative.stats.to_json(),
+        }
+
+
+def demo(
+    model: common.Model = None,
+    drafter: common.DrafterName = None,
+    draft_model: common.DraftModel = None,
+    k: common.DraftLength = None,
+    max_tokens: common.MaxTokens = 72,
+    dtype: common.Dtype = "auto",
+    threads: common.Threads = None,
+    offline: common.Offline = False,
+    json: common.Json = False,
+    quiet: common.Quiet = False,
+) -> None:
+    """Plain and speculative, side by side, on a small model. Exit code 1 if the texts differ by more than a tie."""
+    from outrider.cli.answer import ModelChoice, preamble
+    from outrider.core.types import SamplingParams
+
+    params = SamplingParams(max_tokens=max_tokens)
+    choice = ModelChoice(model, drafter, draft_model, k, "auto", dtype, threads, offline)
+    llm = choice.open(quiet=True)
+    if not quiet:
+        print_plan(llm.plan)
+    _warm_up(llm, params)
+    shown = not json
+    lanes = [_run(llm, name, prompt, params, shown=shown) for name, prompt in PROMPTS.items()]
+    if shown:
+        _conclude(lanes)
+    else:
+        common.print_json({**preamble(llm, choice, None), "prompts": [lane.to_json() for lane in lanes]})
+    if any(lane.outcome not in ("IDENTICAL", "TIE") for lane in lanes):
+        raise typer.Exit(EXIT_DIFFERENT)
+
+
+def _warm_up(llm: LLM, params: SamplingParams) -> None:
+    """The first passes pay for things that later ones do not; neither lane shall carry that."""
+    from outrider.engine.request import Speculation
+
+    for method in (None, "none"):
+        llm.generate(
+            "one two one two one two", replace(params, max_tokens=WARM_UP_TOKENS), speculation=Speculation(method)
+        )
+
+
+def _run(llm: LLM, name: str, text: str, params: SamplingParams, *, shown: bool) -> _Lanes:
+    from outrider.cli.answer import judge, messages, stream
+    from outrider.engine.request import Speculation
+
+    printer = TokenPrinter(legend=name == next(iter(PROMPTS)))
+    if shown:
+        heading(f"\n{name}: {text.splitlines()[0]}")
+    prompt = messages(text, None)
+    streamed = stream(
+        llm, prompt, params, lambda event: printer.token(event.text, event.origin.value) if shown else None
+    )
+    printer.end()
+    result = _finished(streamed)
+    [plain] = llm.generate(prompt, params, speculation=Speculation("none"))
+    outcome, sentence = judge(llm, params, result, plain)
+    lanes = _Lanes(name, result, plain, outcome, sentence)
+    if shown:
+        note(f"plain gives {sentence} | {summary(result.stats, result.timings.predicted_per_second, plain.timings)}")
+    return lanes
+
+
+def _finished(streamed: Streamed) -> Result:
+    if streamed.result is None:
+        raise KeyboardInterrupt
+    return streamed.result
+
+
+def _conclude(lanes: list[_Lanes]) -> None:
+    """The table, and the plain truth about it."""
+    from outrider.cli.terminal import table
+
+    print()
+    header = ("prompt", "plain tok/s", "speculative tok/s", "ratio", "rounds", "acceptance", "text")
+    print(table((_row(lane) for lane in lanes), header))
+    slower = [lane.name for lane in lanes if lane.ratio < 1]
+    if slower:
+        print(f"\nSpeculation was slower than plain on {', '.join(slower)}: too few draft tokens were accepted there.")
+    if any(lane.outcome == "DIVERGED" for lane in lanes):
+        print("\nA text differs by more than a tie. That is a bug: please report it.")
+
+
+def _row(lane: _Lanes) -> tuple[str, ...]:
+    stats = lane.speculative.stats
+    return (
+        lane.name,
+        f"{lane.plain.timings.predicted_per_second:.1f}",
+        f"{lane.speculative.timings.predicted_per_second:.1f}",
+        f"{lane.ratio:.2f} x",
+        f"{stats.rounds} for {stats.emitted} tokens",
+        f"{stats.acceptance_rate:.0%} of {stats.drafted}",
+        {"IDENTICAL": "the same", "TIE": "the same but for a tie"}.get(lane.outcome, "DIFFERENT"),
+    )
