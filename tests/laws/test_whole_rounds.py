@@ -1,8 +1,9 @@
-"""Whole answers, several rounds long, have exactly the target's law: every rule, draft law, controller and processor."""
+"""Whole answers, several rounds long, have exactly the target's law: all rules, laws, controllers and processors."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -38,7 +39,7 @@ CONTROLLERS: dict[str, Callable[[], Controller]] = {
 
 
 def setting(name: str, law: DraftLaw, params: SamplingParams, **changes: object) -> Setting:
-    """Target and drafter are different order-1 models over V tokens; see the keyword arguments for what can be changed."""
+    """Target and drafter are different order-1 models over two tokens, K = 2; `changes` replaces any of that."""
     vocab_size = int(changes.pop("vocab_size", 2))
     draft_params = changes.pop("draft_params", SamplingParams(temperature=1.0))
     stop = changes.pop("stop", lambda q_V, token: False)
@@ -91,22 +92,33 @@ PROCESSORS = {
 }
 
 
+def check_processors(name: str, processors: str, max_tokens: int) -> None:
+    params, draft_params = PROCESSORS[processors]
+    stop_ids = frozenset({0}) if processors == "min_tokens" else frozenset[int]()
+    law = DraftLaw.IID if DraftLaw.IID in verifier_class(name).laws else DraftLaw.POINT
+    params = replace(params, max_tokens=max_tokens)
+    check(setting(name, law, params, draft_params=draft_params, stop_ids=stop_ids, vocab_size=3))
+
+
 @pytest.mark.parametrize("processors", PROCESSORS)
 @pytest.mark.parametrize("name", SAMPLED_RULES)
 def test_processors(name: str, processors: str) -> None:
     """p and q are what the processors leave, each with its own; the path inside a draft counts as text."""
-    params, draft_params = PROCESSORS[processors]
-    params = SamplingParams(**{field: getattr(params, field) for field in params.__slots__} | {"max_tokens": 3})
-    stop_ids = frozenset({0}) if processors == "min_tokens" else frozenset[int]()
-    law = DraftLaw.IID if DraftLaw.IID in verifier_class(name).laws else DraftLaw.POINT
-    check(setting(name, law, params, draft_params=draft_params, stop_ids=stop_ids, vocab_size=3))
+    check_processors(name, processors, max_tokens=3 if name == "block" else 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("processors", PROCESSORS)
+@pytest.mark.parametrize("name", SAMPLED_RULES)
+def test_processors_over_more_rounds(name: str, processors: str) -> None:
+    check_processors(name, processors, max_tokens=3)
 
 
 @pytest.mark.parametrize("name", rules(lossless=True))
 def test_temperature_0_is_the_same_text_under_every_rule(name: str) -> None:
-    run = setting(name, DraftLaw.IID, SamplingParams(max_tokens=4), vocab_size=3)
+    run = setting(name, DraftLaw.IID, SamplingParams(max_tokens=3), vocab_size=3)
     if DraftLaw.IID not in run.rule.laws:
-        run = setting(name, DraftLaw.POINT, SamplingParams(max_tokens=4), vocab_size=3)
+        run = setting(name, DraftLaw.POINT, SamplingParams(max_tokens=3), vocab_size=3)
     law, plain = answer_law(run), plain_law(run.target, run.params)
     assert law.keys() == plain.keys()
     assert len(plain) == 1
