@@ -220,7 +220,7 @@ def _entry(cursor: _Cursor) -> tuple[str, BlockType, tuple[int, ...], int, int]:
     if kind is None:
         raise ModelFileError(
             f"{cursor.path}: tensor {name[:80]!r} is stored as {OTHER_TYPES.get(number, f'type {number}')}; "
-            f"readable are {', '.join(known.name for known in BLOCK_TYPES.values())}. Take another quantisation, such as Q4_K_M"
+            f"readable are {', '.join(known.name for known in BLOCK_TYPES.values())}. Take a Q4_K_M file"
         )
     values = 1
     for dim in dims:
