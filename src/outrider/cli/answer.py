@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Generator
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import FrameType, TracebackType
 from typing import cast
 
@@ -121,7 +121,7 @@ def stream(
 ) -> Streamed:
     """Answers one prompt, calling `on_token` as tokens become final. The first Ctrl-C after that ends the answer."""
     streamed = Streamed()
-    before = _counts(llm.engine.stats)
+    before = replace(llm.engine.stats)
     run = llm.generate(prompt, params, stream=True, speculation=speculation, prediction=prediction)
     began = time.perf_counter()
     with StopSignal() as stop, closing(cast("Generator[TokenEvent | Result]", run)) as items:
@@ -136,13 +136,19 @@ def stream(
             if stop.asked and item.origin is not Origin.ACCEPTED:
                 break  # the round's last token
     streamed.seconds = time.perf_counter() - began
-    counted = [after - then for after, then in zip(_counts(llm.engine.stats), before, strict=True)]
-    streamed.stats = streamed.result.stats if streamed.result else SpecStats(*counted)
+    streamed.stats = streamed.result.stats if streamed.result else _since(before, llm.engine.stats)
     return streamed
 
 
-def _counts(stats: SpecStats) -> tuple[int, int, int, int]:
-    return stats.rounds, stats.drafted, stats.accepted, stats.emitted
+def _since(before: SpecStats, now: SpecStats) -> SpecStats:
+    """What was counted in between, as far as a summary needs it."""
+    return SpecStats(
+        rounds=now.rounds - before.rounds,
+        drafted=now.drafted - before.drafted,
+        accepted=now.accepted - before.accepted,
+        emitted=now.emitted - before.emitted,
+        own_tokens=now.own_tokens - before.own_tokens,
+    )
 
 
 def has_own_template(llm: LLM) -> bool:

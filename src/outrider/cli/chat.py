@@ -206,13 +206,11 @@ class Conversation:
     def _messages(self, text: str) -> list[dict[str, object]]:
         from outrider.cli.answer import messages
 
-        first = messages(text, self.system)
-        past = [
-            {"role": role, "content": content}
-            for turn in self.history
-            for role, content in zip(("user", "assistant"), turn, strict=True)
-        ]
-        return [*first[:-1], *past, first[-1]]
+        *system, user = messages(text, self.system)
+        past: list[dict[str, object]] = []
+        for said, answered in self.history:
+            past += [{"role": "user", "content": said}, {"role": "assistant", "content": answered}]
+        return [*system, *past, user]
 
     def _account(self, text: str, streamed: Streamed, n_prompt: int) -> None:
         result = streamed.result

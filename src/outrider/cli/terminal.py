@@ -96,7 +96,18 @@ def summary(stats: SpecStats, per_second: float, plain: Timings | None = None) -
 
 
 def megabytes(size_bytes: float) -> str:
-    return f"{size_bytes / 1e9:.2f} GB" if size_bytes >= 1e9 else f"{size_bytes / 1e6:.0f} MB"
+    for unit, name in ((1e9, "GB"), (1e6, "MB")):
+        if size_bytes >= unit:
+            return f"{size_bytes / unit:.3g} {name}"
+    return f"{size_bytes / 1e3:.3g} kB"
+
+
+def count(number: float) -> str:
+    """A large count, as people say it: 135 M."""
+    for unit, name in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if number >= unit:
+            return f"{number / unit:.3g} {name}"
+    return f"{number:.0f}"
 
 
 def table(rows: Iterable[Iterable[str]], header: Iterable[str]) -> str:
