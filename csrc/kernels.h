@@ -8,6 +8,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "quantised.h"
+
 namespace outrider {
 
 enum class Dtype : int { kF32 = 0, kBf16 = 1 };
@@ -20,6 +22,16 @@ struct LinearJob {
   float* y;
   std::size_t rows, n, k;
   Dtype dtype;
+};
+
+// The same with packed quantised weights (quantised.h) and activations quantised by row and group of 32.
+struct QuantLinearJob {
+  const std::uint8_t* packed;
+  const float* bias;
+  const float* x;
+  float* y;
+  std::size_t rows, n, k, panel_bytes;
+  GgmlType type;
 };
 
 // Row m reads positions [start, length) of a cache, start = starts[m] (0 if null), length = lengths[m]; with `slots` > 0
@@ -37,9 +49,11 @@ struct AttentionJob {
 };
 
 struct Kernels {
-  std::size_t panel;  // output columns that are packed together
+  std::size_t panel;        // output columns that are packed together
+  std::size_t quant_panel;  // the same for quantised weights
   void (*pack)(const void* weight, void* packed, std::size_t n, std::size_t k, Dtype dtype);
   void (*linear)(const LinearJob& job);
+  void (*quant_linear)(const QuantLinearJob& job);
   // x += delta, unless delta is null; out = x / rms(x) * weight.
   void (*rms_norm)(float* x, const float* delta, const float* weight, float* out, std::size_t rows, std::size_t k, float eps);
   // gate_up[m] is (gate, up), each `width` long.

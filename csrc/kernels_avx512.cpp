@@ -10,11 +10,12 @@
 #include "rows.inl"
 
 #include "attention.inl"
+#include "quantised.inl"
 
 namespace outrider {
 
 const Kernels& avx512_kernels() {
-  static const Kernels kernels{kPanel, pack, linear, rms_norm, swiglu, rope, attention};
+  static const Kernels kernels{kPanel, Vec::kLanes, pack, linear, quant_linear, rms_norm, swiglu, rope, attention};
   return kernels;
 }
 

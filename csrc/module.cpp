@@ -51,6 +51,25 @@ class Level {
     kernels_.linear(job);
   }
 
+  // Bytes of whole panels of `n` columns.
+  std::size_t quant_bytes(std::size_t n, std::size_t k, int type) const {
+    return (n + kernels_.quant_panel - 1) / kernels_.quant_panel * panel_bytes(k, type);
+  }
+
+  void quant_pack(Address raw, Address packed, std::size_t n, std::size_t k, int type) const {
+    nb::gil_scoped_release release;
+    pack_quantised(at<std::uint8_t>(raw), at<std::uint8_t>(packed), n, k, kernels_.quant_panel, static_cast<GgmlType>(type));
+  }
+
+  void quant_linear(Address packed, Address bias, Address x, Address y, std::size_t rows, std::size_t n, std::size_t k,
+                    int type) const {
+    const QuantLinearJob job{at<std::uint8_t>(packed), at<float>(bias), at<float>(x), at<float>(y), rows, n, k,
+                             panel_bytes(k, type), static_cast<GgmlType>(type)};
+    if (rows * n * k < kLongCall) return kernels_.quant_linear(job);
+    nb::gil_scoped_release release;
+    kernels_.quant_linear(job);
+  }
+
   void rms_norm(Address x, Address delta, Address weight, Address out, std::size_t rows, std::size_t k, float eps) const {
     kernels_.rms_norm(at<float>(x), at<float>(delta), at<float>(weight), at<float>(out), rows, k, eps);
   }
@@ -81,6 +100,11 @@ class Level {
   }
 
  private:
+  std::size_t panel_bytes(std::size_t k, int type) const {
+    const BlockShape shape = block_shape(static_cast<GgmlType>(type));
+    return k / shape.inputs * shape.packed_bytes() * kernels_.quant_panel;
+  }
+
   std::string name_;
   const Kernels& kernels_;
 };
@@ -98,6 +122,9 @@ NB_MODULE(_kernels, m) {
       .def_prop_ro("panel", &Level::panel)
       .def("pack", &Level::pack)
       .def("linear", &Level::linear)
+      .def("quant_bytes", &Level::quant_bytes)
+      .def("quant_pack", &Level::quant_pack)
+      .def("quant_linear", &Level::quant_linear)
       .def("rms_norm", &Level::rms_norm)
       .def("swiglu", &Level::swiglu)
       .def("rope", &Level::rope)

@@ -40,6 +40,37 @@ struct Vec {
     const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
     return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
   }
+
+  // Bytes of four inputs a lane, and their dot products.
+  static constexpr bool kWideDots = false;  // whether a dot never overflows, whatever the codes
+  using B = __m256i;
+  using A = __m256i;
+  using I = __m256i;
+  static B bytes(const std::uint8_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
+  static B quad(const std::int8_t* p) {
+    std::int32_t four;
+    __builtin_memcpy(&four, p, sizeof(four));
+    return _mm256_set1_epi32(four);
+  }
+  static B low_nibbles(B v) { return _mm256_and_si256(v, _mm256_set1_epi8(15)); }
+  static B high_nibbles(B v) { return _mm256_and_si256(_mm256_srli_epi16(v, 4), _mm256_set1_epi8(15)); }
+  static B either(B a, B b) { return _mm256_or_si256(a, b); }
+  template <int Left>
+  static B move_bits(B v, int mask) {
+    const B moved = Left >= 0 ? _mm256_slli_epi16(v, Left & 15) : _mm256_srli_epi16(v, -Left & 15);
+    return _mm256_and_si256(moved, _mm256_set1_epi8(static_cast<char>(mask)));
+  }
+  static A no_dots() { return _mm256_setzero_si256(); }
+  static A dot(A sum, B codes, B values) { return _mm256_add_epi16(sum, _mm256_maddubs_epi16(codes, values)); }
+  static I emptied(A sum) { return _mm256_madd_epi16(sum, _mm256_set1_epi16(1)); }
+  static I times_sixteen(I a) { return _mm256_slli_epi32(a, 4); }
+  static I plus(I a, I b) { return _mm256_add_epi32(a, b); }
+  static I minus(I a, I b) { return _mm256_sub_epi32(a, b); }
+  static I whole(std::int32_t x) { return _mm256_set1_epi32(x); }
+  static F floats(I v) { return _mm256_cvtepi32_ps(v); }
+  static F unsigned_bytes(const std::uint8_t* p) { return floats(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)))); }
+  static F signed_bytes(const std::uint8_t* p) { return floats(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)))); }
+  static F halves(const std::uint8_t* p) { return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
 };
 
 }  // namespace

@@ -32,6 +32,37 @@ struct Vec {
   }
   static float sum(F v) { return _mm512_reduce_add_ps(v); }
   static float largest(F v) { return _mm512_reduce_max_ps(v); }
+
+  // Bytes of four inputs a lane, and their dot products.
+  static constexpr bool kWideDots = true;  // whether a dot never overflows, whatever the codes
+  using B = __m512i;
+  using A = __m512i;
+  using I = __m512i;
+  static B bytes(const std::uint8_t* p) { return _mm512_loadu_si512(reinterpret_cast<const __m512i*>(p)); }
+  static B quad(const std::int8_t* p) {
+    std::int32_t four;
+    __builtin_memcpy(&four, p, sizeof(four));
+    return _mm512_set1_epi32(four);
+  }
+  static B low_nibbles(B v) { return _mm512_and_si512(v, _mm512_set1_epi8(15)); }
+  static B high_nibbles(B v) { return _mm512_and_si512(_mm512_srli_epi16(v, 4), _mm512_set1_epi8(15)); }
+  static B either(B a, B b) { return _mm512_or_si512(a, b); }
+  template <int Left>
+  static B move_bits(B v, int mask) {
+    const B moved = Left >= 0 ? _mm512_slli_epi16(v, Left & 15) : _mm512_srli_epi16(v, -Left & 15);
+    return _mm512_and_si512(moved, _mm512_set1_epi8(static_cast<char>(mask)));
+  }
+  static A no_dots() { return _mm512_setzero_si512(); }
+  static A dot(A sum, B codes, B values) { return _mm512_dpbusd_epi32(sum, codes, values); }
+  static I emptied(A sum) { return sum; }
+  static I times_sixteen(I a) { return _mm512_slli_epi32(a, 4); }
+  static I plus(I a, I b) { return _mm512_add_epi32(a, b); }
+  static I minus(I a, I b) { return _mm512_sub_epi32(a, b); }
+  static I whole(std::int32_t x) { return _mm512_set1_epi32(x); }
+  static F floats(I v) { return _mm512_cvtepi32_ps(v); }
+  static F unsigned_bytes(const std::uint8_t* p) { return floats(_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))); }
+  static F signed_bytes(const std::uint8_t* p) { return floats(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))); }
+  static F halves(const std::uint8_t* p) { return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))); }
 };
 
 }  // namespace

@@ -41,6 +41,68 @@ struct Vec {
     for (int i = 1; i < kLanes; ++i) most = v[i] > most ? v[i] : most;
     return most;
   }
+
+  // Bytes of four inputs a lane, and their dot products.
+  static constexpr bool kWideDots = true;  // a dot never overflows, whatever the codes
+  struct B {
+    std::uint8_t byte[16];
+  };
+  using A = I;
+  static B bytes(const std::uint8_t* p) {
+    B v;
+    std::memcpy(&v, p, sizeof(v));
+    return v;
+  }
+  static B quad(const std::int8_t* p) {
+    B v;
+    for (int i = 0; i < 16; ++i) v.byte[i] = static_cast<std::uint8_t>(p[i % 4]);
+    return v;
+  }
+  static B low_nibbles(B v) {
+    for (std::uint8_t& byte : v.byte) byte &= 15;
+    return v;
+  }
+  static B high_nibbles(B v) {
+    for (std::uint8_t& byte : v.byte) byte >>= 4;
+    return v;
+  }
+  static B either(B a, B b) {
+    for (int i = 0; i < 16; ++i) a.byte[i] |= b.byte[i];
+    return a;
+  }
+  template <int Left>
+  static B move_bits(B v, int mask) {
+    for (std::uint8_t& byte : v.byte) byte = static_cast<std::uint8_t>((Left >= 0 ? byte << (Left & 7) : byte >> (-Left & 7)) & mask);
+    return v;
+  }
+  static A no_dots() { return whole(0); }
+  static A dot(A sum, B codes, B values) {
+    for (int i = 0; i < 16; ++i) sum[i / 4] += codes.byte[i] * static_cast<std::int8_t>(values.byte[i]);
+    return sum;
+  }
+  static I emptied(A sum) { return sum; }
+  static I times_sixteen(I a) { return a * 16; }
+  static I plus(I a, I b) { return a + b; }
+  static I minus(I a, I b) { return a - b; }
+  static I whole(std::int32_t x) { return I{x, x, x, x}; }
+  static F floats(I v) { return __builtin_convertvector(v, F); }
+  static F unsigned_bytes(const std::uint8_t* p) { return floats(I{p[0], p[1], p[2], p[3]}); }
+  static F signed_bytes(const std::uint8_t* p) {
+    std::int8_t v[4];
+    std::memcpy(v, p, 4);
+    return floats(I{v[0], v[1], v[2], v[3]});
+  }
+  static F halves(const std::uint8_t* p) { return F{half(p), half(p + 2), half(p + 4), half(p + 6)}; }
+  static float half(const std::uint8_t* p) {
+    const std::uint32_t bits = p[0] | static_cast<std::uint32_t>(p[1]) << 8;
+    const std::uint32_t exponent = bits >> 10 & 31, fraction = bits & 1023;
+    const float sign = bits >> 15 ? -1.0f : 1.0f;
+    if (exponent == 0) return sign * static_cast<float>(fraction) * 5.9604644775390625e-8f;  // 2^-24
+    const std::uint32_t wide = (exponent == 31 ? 255u << 23 : (exponent + 112) << 23) | fraction << 13;
+    float value;
+    std::memcpy(&value, &wide, sizeof(value));
+    return sign * value;
+  }
 };
 
 }  // namespace

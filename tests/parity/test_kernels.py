@@ -12,7 +12,7 @@ from torch import Tensor
 
 from outrider import kernels
 from outrider.errors import ConfigError
-from outrider.kernels import dispatch, ops, reference
+from outrider.kernels import dispatch, ggml, ops, quantised, reference
 
 needs_extension = pytest.mark.skipif(not kernels.available(), reason=kernels.why())
 
@@ -28,7 +28,8 @@ def _levels() -> list[str]:
 @pytest.fixture(params=_levels() or [pytest.param("none", marks=needs_extension)])
 def level(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Runs the test at each level, whatever was chosen at import."""
-    monkeypatch.setattr(ops, "_LEVEL", dispatch.choose(request.param).level)
+    for module in (ops, quantised):
+        monkeypatch.setattr(module, "_LEVEL", dispatch.choose(request.param).level)
     return str(request.param)
 
 
@@ -81,6 +82,90 @@ def test_results_do_not_depend_on_threads(level: str) -> None:
     finally:
         kernels.set_threads(threads)
     assert all(torch.equal(a, b) for result in results[1:] for a, b in zip(results[0], result, strict=True))
+
+
+def _blocks(kind: str, outputs: int, inputs: int) -> Tensor:
+    """Random bytes are valid blocks, but for their f16 fields."""
+    block = ggml.FORMATS[kind]
+    raw_BX = torch.randint(0, 256, (outputs * inputs // block.inputs, block.nbytes), dtype=torch.uint8)
+    fields = {"Q6_K": [208], "Q4_K": [0, 2], "Q5_K": [0, 2], "Q4_1": [0, 2], "Q5_1": [0, 2]}.get(kind, [0])
+    for at in fields:
+        raw_BX[:, at : at + 2] = torch.randn(len(raw_BX), 1).mul(0.01).half().view(torch.uint8)
+    return raw_BX.flatten()
+
+
+@pytest.mark.parametrize("kind", ggml.FORMATS)
+def test_blocks_decode_as_the_format_says(kind: str) -> None:
+    gguf = pytest.importorskip("gguf")
+    raw = _blocks(kind, 6, 512)
+    theirs = gguf.quants.dequantize(raw.numpy().reshape(6, -1), gguf.GGMLQuantizationType[kind])
+    assert torch.equal(ggml.dequantise(raw, kind, 512), torch.from_numpy(theirs))
+
+
+@pytest.mark.parametrize("kind", ggml.FORMATS)
+@pytest.mark.parametrize(("n", "k"), [(64, 256), (37, 768)])
+def test_quantised_linear_matches_its_twin(level: str, kind: str, n: int, k: int) -> None:
+    raw, bias_N, x_MK = _blocks(kind, n, k), torch.randn(n), torch.randn(130, k)
+    x_MK[1, :32] = 0
+    before = kernels.fast_calls().get("quantised_linear", 0)
+    packed = kernels.pack_quantised(raw, kind, (n, k), bias_N)
+    codes_MK, scales_MG = ggml.quantise_activations(x_MK)
+    rounded_MK = codes_MK.double() * scales_MG.double().repeat_interleave(32, dim=1)
+    weight_NK = ggml.dequantise(raw, kind, k).double()
+    exact_MN = rounded_MK @ weight_NK.T + bias_N.double()
+    size_MN = rounded_MK.abs() @ weight_NK.abs().T + 1
+    for rows in (1, 2, 3, 4, 5, 6, 7, 16, 17, 130):
+        assert ((packed(x_MK[:rows]) - exact_MN[:rows]).abs() <= 3e-6 * size_MN[:rows]).all(), f"{rows} rows"
+    torch.testing.assert_close(packed(x_MK), ggml.linear(x_MK, raw, kind, bias_N), atol=1e-3, rtol=1e-4)
+    full_MN = x_MK.double() @ weight_NK.T + bias_N.double()
+    assert (packed(x_MK) - full_MN).norm() < 0.01 * full_MN.norm()
+    assert kernels.fast_calls()["quantised_linear"] == before + 12
+
+
+@pytest.mark.parametrize("kind", ggml.FORMATS)
+def test_integer_sums_are_exact_at_the_extremes(level: str, kind: str) -> None:
+    """All codes at an end of their range times activations of 127 or -127: no pair sum may saturate."""
+    block = ggml.FORMATS[kind]
+    one_half = torch.tensor([1.0]).half().view(torch.uint8)
+    for fill in (0, 255):
+        raw_BX = torch.full((8, block.nbytes), fill, dtype=torch.uint8)
+        fields = {"Q6_K": [208], "Q4_K": [0, 2], "Q5_K": [0, 2], "Q4_1": [0, 2], "Q5_1": [0, 2]}.get(kind, [0])
+        for at in fields:
+            raw_BX[:, at : at + 2] = one_half
+        packed = kernels.pack_quantised(raw_BX.flatten(), kind, (8, block.inputs))
+        x_MK = torch.cat([torch.full((1, block.inputs), 127.0), torch.full((1, block.inputs), -127.0)])
+        exact_MN = x_MK.double() @ ggml.dequantise(raw_BX, kind, block.inputs).double().T
+        torch.testing.assert_close(packed(x_MK).double(), exact_MN, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q5_0", "Q8_0", "Q4_K", "Q5_K", "Q6_K"])
+def test_quantised_rows_do_not_depend_on_company(level: str, kind: str) -> None:
+    packed = kernels.pack_quantised(_blocks(kind, 75, 512), kind, (75, 512))
+    x_MK = torch.randn(100, 512)
+    alone_MN = torch.cat([packed(x_MK[m : m + 1]) for m in range(100)])
+    for rows in [*range(1, 18), 96, 97, 100]:
+        assert torch.equal(packed(x_MK[:rows]), alone_MN[:rows]), f"{rows} rows"
+    order = torch.randperm(100)
+    assert torch.equal(packed(x_MK[order]), alone_MN[order])
+
+
+def test_quantised_rows_hide_no_nan(level: str) -> None:
+    packed = kernels.pack_quantised(_blocks("Q4_1", 8, 64), "Q4_1", (8, 64))
+    for bad in (torch.nan, torch.inf):
+        x_MK = torch.randn(3, 64)
+        x_MK[1, 40] = bad
+        finite_M = packed(x_MK).isfinite().all(1)
+        assert finite_M.tolist() == [True, False, True]
+
+
+@needs_extension
+@pytest.mark.parametrize(
+    ("kind", "bits"), [("Q4_0", 4.5), ("Q4_1", 5), ("Q5_0", 5.5), ("Q8_0", 8.5), ("Q4_K", 4.625), ("Q6_K", 6.5625)]
+)
+def test_quantised_weights_stay_small(kind: str, bits: float) -> None:
+    packed = kernels.pack_quantised(_blocks(kind, 64, 512), kind, (64, 512))
+    assert packed.nbytes == 64 * 512 * bits / 8
+    assert packed.dtype == kind
 
 
 @needs_extension
@@ -210,6 +295,10 @@ def test_twins_run_without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch.equal(kernels.pack_linear(weight_NK)(x_MK), reference.linear(x_MK, weight_NK))
     assert torch.equal(kernels.swiglu(x_MK), reference.swiglu(x_MK))
     assert torch.equal(kernels.rms_norm(x_MK, torch.ones(32), 1e-5), reference.rms_norm(x_MK, torch.ones(32), 1e-5))
+    monkeypatch.setattr(quantised, "_LEVEL", None)
+    raw = _blocks("Q4_K", 3, 256)
+    packed, x_MK = kernels.pack_quantised(raw, "Q4_K", (3, 256)), torch.randn(2, 256)
+    assert torch.equal(packed(x_MK), ggml.linear(x_MK, raw, "Q4_K"))
     assert kernels.fast_calls() == before
 
 
@@ -227,8 +316,8 @@ def _level_in_a_new_process(wanted: str) -> str:
 
 @needs_extension
 def test_the_environment_forces_a_level() -> None:
-    for wanted in ("portable", "torch"):
-        assert _level_in_a_new_process(wanted).startswith(f"{wanted} |")
+    assert _level_in_a_new_process("portable").startswith("portable | portable: as OUTRIDER_CPU asks")
+    assert dispatch.choose("torch").level is None
     assert dispatch.choose(None).level is not None
     for wanted in _levels():
         chosen = dispatch.choose(wanted).level

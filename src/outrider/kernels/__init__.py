@@ -2,15 +2,18 @@
 
 from outrider.kernels.dispatch import active_level, available, fast_calls, set_threads, threads, why
 from outrider.kernels.ops import PackedLinear, add_rms_norm_, attention, pack_linear, rms_norm, rope_, swiglu
+from outrider.kernels.quantised import QuantisedLinear, pack_quantised
 
 __all__ = [
     "PackedLinear",
+    "QuantisedLinear",
     "active_level",
     "add_rms_norm_",
     "attention",
     "available",
     "fast_calls",
     "pack_linear",
+    "pack_quantised",
     "rms_norm",
     "rope_",
     "set_threads",
