@@ -28,19 +28,18 @@ class _Alignment:
         self._ends: dict[tuple[int, ...], list[int]] = {}
 
     def follow(self, answer: list[int]) -> None:
-        """Follows the answer's new tokens; a disagreement is mended where the answer ends now."""
+        """Follows the answer's new tokens, one by one: the alignment is a function of the answer alone."""
         for token in answer[self._followed :]:
+            self._followed += 1
             if self.at is not None and self.at < len(self.prediction) and self.prediction[self.at] == token:
                 self.at += 1
-                self._agreed = self.at
             else:
-                self.at = None
-        self._followed = len(answer)
-        if self.at is None:
-            self.at = self._find(answer)
-            self._agreed = self._agreed if self.at is None else self.at
+                self.at = self._find(answer[max(self._followed - self._sizes.start, 0) : self._followed])
+            if self.at is not None:
+                self._agreed = self.at
 
     def _find(self, answer: list[int]) -> int | None:
+        """Where the longest suffix of the answer ends in the prediction: preferably past the last agreement."""
         if not self._ends:
             self._index()
         for size in self._sizes:
