@@ -169,7 +169,7 @@ class Decoder:
         """[M, d]; writes the rows' keys and values into the caches."""
         rows, n_heads, n_kv = len(inner_Md), self.config.n_heads, self.config.n_kv_heads
         qkv_MHD = layer.qkv(inner_Md).view(rows, n_heads + 2 * n_kv, self.config.head_dim)
-        q_MHD, k_MGD, v_MGD = qkv_MHD.split((n_heads, n_kv, n_kv), dim=1)
+        q_MHD, k_MGD, v_MGD = torch.tensor_split(qkv_MHD, (n_heads, n_heads + n_kv), dim=1)
         if layer.q_norm_D is not None and layer.k_norm_D is not None:
             q_MHD = self._head_norm(q_MHD, layer.q_norm_D)
             k_MGD = self._head_norm(k_MGD, layer.k_norm_D)

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from outrider import kernels
 
 WIDEN_ROWS = 16
-"""On a CPU without kernels, widening bfloat16 weights to float32 is cheaper than torch's product from this many rows."""
+"""From this many rows on, widening bfloat16 weights to float32 is cheaper than torch's bfloat16 product on a CPU."""
 
 
 class Linear(Protocol):
@@ -26,7 +26,7 @@ class Linear(Protocol):
 
 
 class TorchLinear:
-    """Keeps the [N, K] matrix that it is given. A bfloat16 matrix rounds its input to bfloat16, unless it is widened."""
+    """Keeps the [N, K] matrix it is given. A bfloat16 matrix rounds its input to bfloat16, unless it is widened."""
 
     def __init__(self, weight_NK: Tensor, bias_N: Tensor | None = None) -> None:
         self.weight_NK = weight_NK

@@ -1,4 +1,4 @@
-"""Opens a model by path: the weights in the fastest form for this machine, the tokenizer, the chat template, and why."""
+"""Opens a model by path: weights in the fastest form for this machine, tokenizer, chat template, and the reasons."""
 
 from __future__ import annotations
 
