@@ -1,0 +1,311 @@
+"""What every drafter promises (core.protocols.Drafter), for every name in the registry and every variant of it."""
+
+from __future__ import annotations
+
+import gc
+import random
+import weakref
+from functools import cache
+from itertools import count
+
+import pytest
+
+from outrider.core.draft import DraftLaw, SeqDraft, sanitise
+from outrider.core.protocols import Drafter
+from outrider.core.registry import DRAFTERS, drafter_class
+from outrider.core.rng import CounterRng, ExhaustiveRng, Rng
+from outrider.core.types import SamplingParams, Sequence
+from outrider.drafters.draft_model import DraftModelDrafter
+from outrider.drafters.none import NoneDrafter
+from tests.contract.factories import FACTORIES, VARIANTS
+from tests.contract.world import (
+    GREEDY,
+    RULED_PARAMS,
+    VOCAB,
+    WatchedModel,
+    commit_tokens,
+    finish,
+    needs_q,
+    same,
+    sequence,
+    start,
+    watched,
+)
+
+PROMPTS = [[1, 2, 3, 1, 2], [4], [0, 5, 5, 0, 5, 5, 0]]
+
+
+@pytest.fixture(params=VARIANTS, ids=lambda pair: "-".join(filter(None, pair)))
+def variant(request: pytest.FixtureRequest) -> tuple[str, str]:
+    return request.param
+
+
+@pytest.fixture
+def model() -> WatchedModel:
+    return watched(1)
+
+
+@pytest.fixture
+def drafter(variant: tuple[str, str], model: WatchedModel) -> Drafter:
+    return make(variant, model)
+
+
+def make(variant: tuple[str, str], model: WatchedModel) -> Drafter:
+    name, kind = variant
+    return FACTORIES[name][kind](model)
+
+
+def propose_one(drafter: Drafter, seq: Sequence, budget: int, rng: Rng | None = None) -> SeqDraft:
+    return drafter.propose([seq], [budget], rng or CounterRng()).seqs[0]
+
+
+def digests(drafter: Drafter, seq: Sequence) -> list[str]:
+    """Of the draft caches that a drafter holds for a sequence."""
+    members = getattr(drafter, "drafters", [drafter])
+    states = [member._states[seq.id] for member in members if isinstance(member, DraftModelDrafter)]
+    return [state.cache.digest() for state in states if state.cache is not None]
+
+
+def wander(drafter: Drafter, seq: Sequence, rounds: int, dice: random.Random) -> None:
+    """Rounds whose drafts are accepted up to a random length, and rounds that others drafted."""
+    for _ in range(rounds):
+        draft = propose_one(drafter, seq, dice.randrange(6))
+        accepted = dice.randint(0, draft.size)
+        tokens = draft.tokens[:accepted] if dice.random() < 0.8 else [dice.randrange(VOCAB) for _ in range(accepted)]
+        commit_tokens(drafter, seq, [*tokens, dice.randrange(VOCAB)], accepted)
+
+
+def test_every_registered_drafter_has_a_factory() -> None:
+    assert set(FACTORIES) == set(DRAFTERS)
+
+
+def test_declarations(variant: tuple[str, str], drafter: Drafter) -> None:
+    assert drafter.name == variant[0]
+    assert type(drafter) is drafter_class(variant[0])
+    assert drafter.laws
+    assert drafter.laws <= frozenset(DraftLaw)
+    assert isinstance(drafter.trees, bool)
+    assert isinstance(drafter.wants, tuple)
+
+
+@pytest.mark.parametrize(("rule", "params"), RULED_PARAMS, ids=[rule for rule, _ in RULED_PARAMS])
+def test_drafts_are_what_was_declared(drafter: Drafter, rule: str, params: SamplingParams) -> None:
+    sources = {member.name for member in getattr(drafter, "drafters", [drafter])}
+    for seq_id, prompt in enumerate(PROMPTS):
+        seq = sequence(seq_id, prompt, params, rule, seed=seq_id)
+        drafter.open(seq)
+        dice = random.Random(seq_id)
+        for _ in range(8):
+            draft = propose_one(drafter, seq, 5)
+            if draft.size:
+                assert draft.law in drafter.laws
+                assert draft.law in seq.rule.laws
+                assert draft.source in sources
+            assert drafter.trees or draft.is_chain
+            assert len(draft.confidence) in (0, draft.size)
+            assert all(0 <= c <= 1 for c in draft.confidence)
+            assert len(draft.q_rows) == len(draft.q_row) == (draft.size if needs_q(draft) else 0)
+            assert sanitise(draft, 5, VOCAB) == (draft, None)
+            commit_tokens(drafter, seq, [*draft.tokens[:2], dice.randrange(VOCAB)], min(draft.size, 2))
+
+
+def test_a_budget_is_a_limit_and_zero_is_no_work(drafter: Drafter, model: WatchedModel) -> None:
+    seqs = [sequence(i, PROMPTS[i % 3]) for i in range(6)]
+    for seq in seqs:
+        drafter.open(seq)
+    before = model.passes
+    nothing = drafter.propose(seqs, [0] * 6, CounterRng())
+    assert model.passes == before
+    assert nothing.passes == 0
+    assert nothing.token_N == []
+    assert not model.held
+    budgets = [0, 1, 2, 5, 0, 3]
+    for _ in range(4):
+        draft = drafter.propose(seqs, budgets, CounterRng())
+        assert all(d.size <= budget for d, budget in zip(draft.seqs, budgets, strict=True))
+        for seq in seqs:
+            commit_tokens(drafter, seq, [3, 1, 2], 0)
+
+
+def test_passes_are_counted(variant: tuple[str, str]) -> None:
+    model = watched(1)
+    drafter = make(variant, model)
+    counted = getattr(drafter, "model", model)
+    seqs = [sequence(i, prompt) for i, prompt in enumerate(PROMPTS)]
+    for seq in seqs:
+        drafter.open(seq)
+    draft = drafter.propose(seqs, [3, 3, 2], CounterRng())
+    assert draft.passes == counted.passes
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_state_after_any_history_is_that_of_a_fresh_drafter(variant: tuple[str, str], seed: int) -> None:
+    model, dice = watched(1), random.Random(seed)
+    rule, params = RULED_PARAMS[seed]
+    old = make(variant, model)
+    seq = sequence(7, PROMPTS[seed % 3], params, rule, seed=seed)
+    old.open(seq)
+    for _ in range(6):
+        wander(old, seq, dice.randrange(4), dice)
+        fresh = make(variant, model)
+        fresh.open(seq)
+        budget = dice.randint(1, 5)
+        assert same(propose_one(old, seq, budget), propose_one(fresh, seq, budget))
+        if getattr(old, "drafters", None) is None:
+            assert digests(old, seq) == digests(fresh, seq)
+        fresh.close(seq)
+
+
+@pytest.mark.parametrize(("rule", "params"), RULED_PARAMS, ids=[rule for rule, _ in RULED_PARAMS])
+def test_batched_equals_solo(variant: tuple[str, str], rule: str, params: SamplingParams) -> None:
+    def run(groups: list[list[int]]) -> list[tuple[list[int], int, int]]:
+        target, results = watched(0), {}
+        for group in groups:
+            drafter = make(variant, watched(1))
+            seqs = [sequence(i, PROMPTS[i], params, rule, seed=i) for i in group]
+            start(seqs, target, drafter)
+            for seq, answer in zip(seqs, finish(seqs, target, drafter, 3), strict=True):
+                results[seq.id] = (answer, seq.stats.drafted, seq.stats.accepted)
+        return [results[i] for i in range(3)]
+
+    assert run([[2, 0, 1]]) == run([[0], [1], [2]])
+
+
+def test_interleaved_opens_and_closes_do_not_mix(
+    variant: tuple[str, str], drafter: Drafter, model: WatchedModel
+) -> None:
+    dice, ids = random.Random(5), count(10)
+    live = [sequence(next(ids), PROMPTS[0])]
+    drafter.open(live[0])
+    for turn in range(12):
+        if turn % 2 == 0:
+            live.append(sequence(next(ids), PROMPTS[turn % 3]))
+            drafter.open(live[-1])
+        if turn % 3 == 2:
+            drafter.close(live.pop(dice.randrange(len(live))))
+        draft = drafter.propose(live, [3] * len(live), CounterRng())
+        for seq, own in zip(live, draft.seqs, strict=True):
+            fresh = make(variant, model)
+            fresh.open(seq)
+            assert same(own, propose_one(fresh, seq, 3))
+            fresh.close(seq)
+        dice.shuffle(live)
+        for seq in live:
+            commit_tokens(drafter, seq, [dice.randrange(VOCAB) for _ in range(dice.randint(1, 4))], 0)
+
+
+def test_nothing_is_left_after_close(drafter: Drafter) -> None:
+    seqs = [sequence(i, prompt) for i, prompt in enumerate(PROMPTS)]
+    caches = [model.caches for model in models(drafter)]
+    for seq in seqs:
+        drafter.open(seq)
+        wander(drafter, seq, 4, random.Random(1))
+    for seq in seqs:
+        drafter.close(seq)
+    for member in getattr(drafter, "drafters", [drafter]):
+        tables = [value for value in vars(member).values() if isinstance(value, dict) and member.name != "fixed"]
+        assert all(not table for table in tables)
+    assert all(cache.length == 0 for group in caches for cache in group)
+    ghosts = [weakref.ref(seq) for seq in seqs]
+    del seqs, seq
+    gc.collect()
+    assert all(ghost() is None for ghost in ghosts)
+
+
+def models(drafter: Drafter) -> list[WatchedModel]:
+    members = getattr(drafter, "drafters", [drafter])
+    return [member.model for member in members if isinstance(member, DraftModelDrafter)]
+
+
+def test_closing_twice_or_unopened_is_harmless(drafter: Drafter) -> None:
+    seq = sequence(1, PROMPTS[0])
+    drafter.close(seq)
+    drafter.open(seq)
+    drafter.close(seq)
+    drafter.close(seq)
+
+
+def test_an_id_can_be_used_again(variant: tuple[str, str], drafter: Drafter, model: WatchedModel) -> None:
+    first, second = sequence(1, PROMPTS[0]), sequence(1, PROMPTS[2])
+    drafter.open(first)
+    wander(drafter, first, 5, random.Random(0))
+    drafter.close(first)
+    drafter.open(second)
+    fresh = make(variant, model)
+    fresh.open(second)
+    assert same(propose_one(drafter, second, 4), propose_one(fresh, second, 4))
+
+
+def test_a_drafter_switched_in_midway_continues_the_answer(variant: tuple[str, str]) -> None:
+    target = watched(0)
+    plain = sequence(0, PROMPTS[0])
+    start([plain], target, NoneDrafter())
+    (expected,) = finish([plain], target, NoneDrafter(), 0)
+    seq = sequence(1, PROMPTS[0])
+    first = make(("ngram", ""), target)
+    start([seq], target, first)
+    seq.params = SamplingParams(max_tokens=4)
+    finish([seq], target, first, 3)
+    seq.params, seq.finish_reason = GREEDY, None
+    second = make(variant, watched(1))
+    second.open(seq)
+    assert finish([seq], target, second, 4) == [expected]
+
+
+@pytest.mark.parametrize(("rule", "params"), RULED_PARAMS[2::2], ids=["block", "coupled"])
+def test_the_same_seed_gives_the_same_drafts(variant: tuple[str, str], rule: str, params: SamplingParams) -> None:
+    def answer() -> tuple[list[list[int]], int]:
+        target, drafter = watched(0), make(variant, watched(1))
+        seqs = [sequence(i, PROMPTS[i], params, rule, seed=40 + i) for i in range(3)]
+        start(seqs, target, drafter)
+        return finish(seqs, target, drafter, 4), sum(seq.stats.drafted for seq in seqs)
+
+    assert answer() == answer()
+
+
+@pytest.mark.parametrize(("rule", "params"), [RULED_PARAMS[0], RULED_PARAMS[-1]], ids=["greedy", "coupled"])
+@pytest.mark.parametrize("k", [1, 4])
+def test_the_answer_is_the_plain_one(variant: tuple[str, str], rule: str, params: SamplingParams, k: int) -> None:
+    target = watched(0)
+    drafter = make(variant, watched(1))
+    seqs = [sequence(i, PROMPTS[i], params, rule, seed=i) for i in range(3)]
+    start(seqs, target, drafter)
+    assert finish(seqs, target, drafter, k) == plain_answers(rule, params.temperature)
+
+
+@cache
+def plain_answers(rule: str, temperature: float) -> list[list[int]]:
+    target = watched(0)
+    params = SamplingParams(temperature=temperature, max_tokens=GREEDY.max_tokens)
+    seqs = [sequence(i, PROMPTS[i], params, rule, seed=i) for i in range(3)]
+    start(seqs, target, NoneDrafter())
+    return finish(seqs, target, NoneDrafter(), 0)
+
+
+@pytest.mark.parametrize("rule", ["block", "coupled"])
+def test_the_law_of_the_answer_is_the_targets(variant: tuple[str, str], rule: str) -> None:
+    """Over every outcome of every draw, three tokens long. Of races we can add up two laws a position: K = 1."""
+    model = watched(3, vocab=2)
+    subset = variant == ("draft_model", "subset")
+    drafter = DraftModelDrafter(model=model, draft_vocab=[1]) if subset else make(variant, model)
+    exact, got = plain_law(rule), law(drafter, rule, k=1 if rule == "coupled" else 2)
+    assert sum(abs(exact.get(a, 0) - got.get(a, 0)) for a in exact.keys() | got.keys()) < 2e-12
+    assert sum(got.values()) == pytest.approx(1.0, abs=1e-12)
+
+
+def law(drafter: Drafter, rule: str, k: int) -> dict[tuple[int, ...], float]:
+    target = watched(0, vocab=2)
+    params = SamplingParams(temperature=1.3, max_tokens=3)
+
+    def answer(rng: Rng) -> tuple[int, ...]:
+        seq = sequence(0, [1, 0, 1, 0], params, rule)
+        seq.prediction = [1, 0, 0]
+        start([seq], target, drafter)
+        return tuple(finish([seq], target, drafter, k, rng)[0])
+
+    return ExhaustiveRng().law(answer)
+
+
+@cache
+def plain_law(rule: str) -> dict[tuple[int, ...], float]:
+    return law(NoneDrafter(), rule, 0)
