@@ -1,0 +1,92 @@
+"""What is measured against what: plain, and combinations of drafter, K and acceptance rule."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+from outrider.core.registry import verifier_class
+from outrider.core.types import SamplingParams
+from outrider.engine.engine import resolve_rule
+from outrider.engine.llm import LLM
+from outrider.engine.request import Speculation
+from outrider.errors import ConfigError
+
+PLAIN = "plain"
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """One way to generate. `rule` is the rule that really runs ("greedy" at temperature 0)."""
+
+    method: str
+    k: int
+    rule: str
+
+    @property
+    def name(self) -> str:
+        return PLAIN if self.method == "none" else f"{self.method} K={self.k}"
+
+    @property
+    def speculation(self) -> Speculation:
+        return Speculation(self.method, self.k, self.rule)
+
+    @property
+    def lossless(self) -> bool:
+        return bool(verifier_class(self.rule).lossless)
+
+
+def plain_lane(rule: str) -> Lane:
+    """The lane that never drafts. It draws its tokens as `rule` does."""
+    return Lane("none", 0, rule)
+
+
+def lanes(llm: LLM, methods: Seq[str], ks: Seq[int], rules: Seq[str]) -> list[Lane]:
+    """Every combination, drafters outermost. Raises ConfigError for a drafter that is not loaded, a K < 0, or K above
+    what the engine was built with."""
+    drafters = llm.engine.router.drafters
+    for method in methods:
+        if method not in drafters:
+            raise ConfigError(f"drafter {method!r} is not loaded in this engine: choose one of {', '.join(drafters)}")
+    for k in ks:
+        if k < 0:
+            raise ConfigError(f"K = {k} is not allowed: give an integer >= 0")
+    drafting = [method for method in dict.fromkeys(methods) if method != "none"]
+    if not drafting or not ks:
+        raise ConfigError("nothing to compare with plain: name at least one drafter other than 'none', and one K")
+    return [Lane(method, k, rule) for method in drafting for k in dict.fromkeys(ks) for rule in dict.fromkeys(rules)]
+
+
+def parse_ks(text: str) -> list[int]:
+    """Draft lengths from "1,2,5". Raises ConfigError for anything else."""
+    try:
+        ks = [int(part) for part in text.split(",")]
+    except ValueError:
+        raise ConfigError(f"--k {text!r} is not allowed: give integers >= 0 separated by commas, as in 1,2,5") from None
+    bad = next((k for k in ks if k < 0), None)
+    if bad is not None:
+        raise ConfigError(f"K = {bad} is not allowed: give an integer >= 0")
+    return ks
+
+
+def comparable(rule: str, params: SamplingParams) -> bool:
+    """Whether answers under this rule can be compared with plain token by token: the text depends on nothing else."""
+    return params.greedy or rule == "coupled"
+
+
+def comparable_rules(names: Seq[str], params: SamplingParams) -> list[str]:
+    """The rules that run for these names, "auto" being greedy at temperature 0 and coupled above.
+
+    Raises ConfigError for a rule whose answers cannot be compared token by token.
+    """
+    resolved = []
+    for name in names:
+        rule = "coupled" if name == "auto" and not params.greedy else resolve_rule(name, greedy=params.greedy)
+        if not comparable(rule, params):
+            raise ConfigError(
+                f"rule {rule!r} at temperature {params.temperature} draws other random numbers than plain does: its "
+                "answers follow the same distribution but differ token by token, so there is nothing to compare; use "
+                "--rule coupled, or --temperature 0"
+            )
+        resolved.append(rule)
+    return list(dict.fromkeys(resolved))

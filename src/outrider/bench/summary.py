@@ -1,0 +1,241 @@
+"""From runs to figures: medians and spreads by lane and category, and speed-ups over rows whose answers agree."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from statistics import median, quantiles
+
+from outrider.bench.compare import Outcome
+from outrider.bench.lanes import PLAIN
+from outrider.bench.measure import Measured, Run
+from outrider.core.stats import SpecStats
+
+ALL = "all"
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """The median and the quartiles around it."""
+
+    median: float
+    q1: float
+    q3: float
+
+    @classmethod
+    def of(cls, values: Iterable[float | None]) -> Spread | None:
+        """Of the values that are there; None when none is."""
+        known = [value for value in values if value is not None]
+        if not known:
+            return None
+        q1, middle, q3 = quantiles(known, n=4, method="inclusive") if len(known) > 1 else known * 3
+        return cls(middle, q1, q3)
+
+    def to_json(self) -> dict[str, float]:
+        return {"median": self.median, "q1": self.q1, "q3": self.q3}
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One prompt in one lane: medians over the repetitions."""
+
+    prompt: str
+    tokens: float
+    decode_s: float
+    total_s: float
+    ttft_s: float | None
+    tpot_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Speedup:
+    """Against plain in the same run. Above 1 is faster.
+
+    `by_prompt` is the spread of the per-prompt ratios, `of_totals` the ratio of all tokens a second; both over `rows`
+    prompts.
+    """
+
+    by_prompt: Spread
+    of_totals: float
+    rows: int
+
+    def to_json(self) -> dict[str, object]:
+        return {"by_prompt": self.by_prompt.to_json(), "of_totals": self.of_totals, "rows": self.rows}
+
+
+@dataclass(frozen=True, slots=True)
+class LaneSummary:
+    """A lane over one category, or over all. Counts (`stats`, passes) are those of the first repetition.
+
+    `differing` counts prompts whose answer is not plain's (None: answers cannot be compared), of which `ties` are
+    explained by rounding and `diverged` are not. Speed-ups leave differing prompts out.
+    """
+
+    lane: str
+    category: str
+    prompts: int
+    tokens: float
+    differing: int | None
+    ties: int
+    diverged: int
+    tok_s: Spread | None
+    tok_s_total: float | None
+    tok_s_with_prefill: Spread | None
+    tok_s_with_prefill_total: float | None
+    speedup: Speedup | None
+    speedup_with_prefill: Speedup | None
+    stats: SpecStats
+    counts_known: bool
+    ttft_s: Spread | None
+    tpot_s: Spread | None
+    target_share: float | None
+    draft_share: float | None
+    round_ms: float | None
+
+    def to_json(self) -> dict[str, object]:
+        measured = {
+            "prompts": self.prompts,
+            "tokens": self.tokens,
+            "answers": {"differing": self.differing, "ties": self.ties, "diverged": self.diverged},
+            "tok_s": _json(self.tok_s),
+            "tok_s_total": self.tok_s_total,
+            "tok_s_with_prefill": _json(self.tok_s_with_prefill),
+            "tok_s_with_prefill_total": self.tok_s_with_prefill_total,
+            "speedup": _json(self.speedup),
+            "speedup_with_prefill": _json(self.speedup_with_prefill),
+            "ttft_s": _json(self.ttft_s),
+            "tpot_s": _json(self.tpot_s),
+            "drafted": self.stats.drafted,
+            "accepted": self.stats.accepted,
+            "acceptance_rate": self.stats.acceptance_rate if self.stats.drafted else None,
+        }
+        return {**measured, **(self._round_json() if self.counts_known else {})}
+
+    def _round_json(self) -> dict[str, object]:
+        by_position = self.stats.acceptance_by_position()
+        return {
+            "acceptance_length": self.stats.acceptance_length,
+            "acceptance_by_position": by_position,
+            "acceptance_by_position_conditional": conditional(self.stats),
+            "target_passes": self.stats.rounds,
+            "draft_passes": self.stats.draft_passes,
+            "time": {"round_ms": self.round_ms, "target_share": self.target_share, "draft_share": self.draft_share},
+        }
+
+
+def conditional(stats: SpecStats) -> list[float]:
+    """Acceptance at each draft position, given that a token was drafted there and those before it were accepted.
+
+    A lower bound where drafts are of different lengths: the counts do not say which of them were accepted whole.
+    """
+    reached = [stats.rounds] + [stats.accepted_at[i] for i in range(len(stats.drafted_at))]
+    chances = [min(stats.drafted_at[i], reached[i]) for i in range(len(stats.drafted_at))]
+    return [stats.accepted_at[i] / chance if chance else 0.0 for i, chance in enumerate(chances)]
+
+
+def summarise(measured: Measured) -> list[LaneSummary]:
+    """Lane by lane: over all prompts, then by category where there are several."""
+    categories = list(dict.fromkeys(run.category for run in measured.runs))
+    groups = [ALL, *(categories if len(categories) > 1 else [])]
+    return [_summary(measured, lane, group) for lane in measured.lane_names for group in groups]
+
+
+def lengths(measured: Measured) -> dict[str, object]:
+    """How long prompts and plain answers are, in tokens, and the longest context there was."""
+    plain = [run for run in measured.runs if run.lane == PLAIN and run.repetition == 0]
+    return {
+        "prompt_tokens": _json(Spread.of(run.prompt_tokens for run in plain)),
+        "answer_tokens": _json(Spread.of(run.tokens for run in plain)),
+        "longest_context": max((run.prompt_tokens + run.tokens for run in plain), default=0),
+    }
+
+
+def _summary(measured: Measured, lane: str, category: str) -> LaneSummary:
+    runs = [run for run in measured.runs if category in (ALL, run.category)]
+    mine = [run for run in runs if run.lane == lane]
+    rows, plain = _rows(mine), {row.prompt: row for row in _rows([run for run in runs if run.lane == PLAIN])}
+    differing = [row.prompt for row in rows if (lane, row.prompt) in measured.differences]
+    judged = [measured.differences[lane, prompt] for prompt in differing]
+    outcomes = [comparison.outcome for comparison in judged if comparison is not None]
+    compares = lane == PLAIN or measured.comparable(lane)
+    fair = [row for row in rows if not compares or row.prompt not in differing]
+    stats, first = SpecStats(), [run for run in mine if run.repetition == 0]
+    for run in first:
+        stats.add(run.stats)
+    counts_known = all(run.counts_known for run in mine)
+    decode_s = sum(run.decode_s for run in first)
+    timed = counts_known and decode_s > 0
+    return LaneSummary(
+        lane=lane,
+        category=category,
+        prompts=len(rows),
+        tokens=sum(row.tokens for row in rows),
+        differing=len(differing) if compares else None,
+        ties=outcomes.count(Outcome.TIE),
+        diverged=outcomes.count(Outcome.DIVERGED),
+        tok_s=Spread.of(_per_second(row.tokens, row.decode_s) for row in rows),
+        tok_s_total=_total(rows, _decode_s),
+        tok_s_with_prefill=Spread.of(_per_second(row.tokens, row.total_s) for row in rows),
+        tok_s_with_prefill_total=_total(rows, _total_s),
+        speedup=None if lane == PLAIN else _speedup(fair, plain, _decode_s),
+        speedup_with_prefill=None if lane == PLAIN else _speedup(fair, plain, _total_s),
+        stats=stats,
+        counts_known=counts_known,
+        ttft_s=Spread.of(row.ttft_s for row in rows),
+        tpot_s=Spread.of(row.tpot_s for row in rows),
+        target_share=sum(run.target_s for run in first) / decode_s if timed else None,
+        draft_share=sum(run.draft_s for run in first) / decode_s if timed else None,
+        round_ms=1000 * decode_s / stats.rounds if timed and stats.rounds else None,
+    )
+
+
+def _rows(runs: Seq[Run]) -> list[Row]:
+    by_prompt: dict[str, list[Run]] = {}
+    for run in runs:
+        by_prompt.setdefault(run.prompt, []).append(run)
+    return [_row(prompt, group) for prompt, group in by_prompt.items()]
+
+
+def _row(prompt: str, runs: Seq[Run]) -> Row:
+    ttft, tpot = Spread.of(run.ttft_s for run in runs), Spread.of(run.tpot_s for run in runs)
+    return Row(
+        prompt,
+        median(run.tokens for run in runs),
+        median(run.decode_s for run in runs),
+        median(run.total_s for run in runs),
+        ttft.median if ttft else None,
+        tpot.median if tpot else None,
+    )
+
+
+def _decode_s(row: Row) -> float:
+    return row.decode_s
+
+
+def _total_s(row: Row) -> float:
+    return row.total_s
+
+
+def _per_second(tokens: float, seconds: float) -> float | None:
+    return tokens / seconds if seconds > 0 else None
+
+
+def _total(rows: Seq[Row], seconds: Callable[[Row], float]) -> float | None:
+    """Tokens a second over all rows together."""
+    return _per_second(sum(row.tokens for row in rows), sum(seconds(row) for row in rows))
+
+
+def _speedup(rows: Seq[Row], plain: dict[str, Row], seconds: Callable[[Row], float]) -> Speedup | None:
+    """Tokens a second against plain's on the same prompts; where the answers are equal that is a ratio of times."""
+    reference = [plain[row.prompt] for row in rows]
+    ratios = []
+    for ours, theirs in zip(rows, reference, strict=True):
+        mine, base = _per_second(ours.tokens, seconds(ours)), _per_second(theirs.tokens, seconds(theirs))
+        ratios.append(mine / base if mine and base else None)
+    spread, mine, base = Spread.of(ratios), _total(rows, seconds), _total(reference, seconds)
+    return Speedup(spread, mine / base, len(rows)) if spread and mine and base else None
+
+
+def _json(value: Spread | Speedup | None) -> dict[str, object] | dict[str, float] | None:
+    return None if value is None else value.to_json()

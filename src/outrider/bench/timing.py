@@ -1,0 +1,114 @@
+"""Where a round's time goes: proxies around the target and the drafters that keep the time of what passes through."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from collections.abc import Sequence as Seq
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from outrider.core.draft import Draft, DraftLaw
+from outrider.core.protocols import Committed, Drafter, KVCache, LanguageModel, Pass, Segment
+from outrider.core.rng import Rng
+from outrider.core.types import Sequence
+from outrider.engine.llm import LLM
+
+
+@dataclass(slots=True)
+class Stopwatch:
+    """Seconds spent after the prompt: in target passes, and in drafting (a drafter's bookkeeping included).
+
+    `target_passes` counts passes of both kinds, the prompt's included in `prefill_passes` alone.
+    """
+
+    target_s: float = 0.0
+    draft_s: float = 0.0
+    target_passes: int = 0
+    prefill_passes: int = 0
+
+
+class TimedModel:
+    """A target whose passes are timed. A pass that asks for no logits is a prompt's and is only counted."""
+
+    def __init__(self, inner: LanguageModel, watch: Stopwatch) -> None:
+        self.inner, self.watch = inner, watch
+
+    @property
+    def name(self) -> str:
+        return self.inner.name
+
+    @property
+    def vocab_size(self) -> int:
+        return self.inner.vocab_size
+
+    @property
+    def context_length(self) -> int:
+        return self.inner.context_length
+
+    def new_cache(self) -> KVCache:
+        return self.inner.new_cache()
+
+    def forward(self, segments: Seq[Segment], *, logits: bool = True, taps: Seq[int] = ()) -> Pass:
+        if not logits:
+            self.watch.prefill_passes += 1
+            return self.inner.forward(segments, logits=False, taps=taps)
+        began = time.perf_counter()
+        out = self.inner.forward(segments, taps=taps)
+        self.watch.target_s += time.perf_counter() - began
+        self.watch.target_passes += 1
+        return out
+
+
+class TimedDrafter:
+    """A drafter whose work after the prompt is timed."""
+
+    def __init__(self, inner: Drafter, watch: Stopwatch) -> None:
+        self.inner, self.watch = inner, watch
+
+    @property
+    def name(self) -> str:
+        return self.inner.name
+
+    @property
+    def laws(self) -> frozenset[DraftLaw]:
+        return self.inner.laws
+
+    @property
+    def trees(self) -> bool:
+        return self.inner.trees
+
+    @property
+    def wants(self) -> tuple[int, ...]:
+        return self.inner.wants
+
+    def open(self, seq: Sequence) -> None:
+        self.inner.open(seq)
+
+    def propose(self, seqs: Seq[Sequence], budgets: Seq[int], rng: Rng) -> Draft:
+        began = time.perf_counter()
+        draft = self.inner.propose(seqs, budgets, rng)
+        self.watch.draft_s += time.perf_counter() - began
+        return draft
+
+    def commit(self, seq: Sequence, committed: Committed) -> None:
+        began = time.perf_counter()
+        self.inner.commit(seq, committed)
+        if seq.output_len:
+            self.watch.draft_s += time.perf_counter() - began
+
+    def close(self, seq: Sequence) -> None:
+        self.inner.close(seq)
+
+
+@contextmanager
+def timed(llm: LLM) -> Iterator[Stopwatch]:
+    """Puts the proxies in place, and takes them away again at the end. The caller may reset the stopwatch's fields."""
+    watch, engine = Stopwatch(), llm.engine
+    target, drafters = engine.target, engine.router.drafters
+    engine.target = TimedModel(target, watch)
+    engine.router.drafters = {name: TimedDrafter(drafter, watch) for name, drafter in drafters.items()}
+    try:
+        yield watch
+    finally:
+        engine.target, engine.router.drafters = target, drafters

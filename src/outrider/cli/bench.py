@@ -1,0 +1,105 @@
+"""`outrider bench`: what does speculation do for the speed of these prompts, on this machine?"""
+
+from __future__ import annotations
+
+from contextlib import closing, nullcontext
+from typing import Annotated
+
+import typer
+
+from outrider.cli import common
+from outrider.cli.measuring import Category, Chat, IgnoreEos, Limit, Prompts, Seed, Setup, answers_bar, console, facts
+
+Repeat = Annotated[int, typer.Option(metavar="N", help="Answers of each prompt in each lane; medians are reported.")]
+WarmUp = Annotated[
+    int, typer.Option(metavar="N", help="Short unmeasured answers of each lane before the first prompt.")
+]
+Turns = Annotated[int, typer.Option(metavar="N", help="Turns of each conversation; later ones follow plain's answers.")]
+PeerUrl = Annotated[
+    str | None,
+    typer.Option(metavar="URL", help="Also measure this OpenAI-compatible server, alternating with the lanes."),
+]
+PeerModel = Annotated[str | None, typer.Option(metavar="NAME", help="The peer's model. [default: the first it lists]")]
+PeerKey = Annotated[
+    str | None, typer.Option(metavar="KEY", envvar="OUTRIDER_PEER_KEY", help="The peer's API key, if it wants one.")
+]
+
+
+def bench(
+    target: common.Target,
+    drafter: common.DrafterNames = None,
+    draft_model: common.DraftModel = None,
+    k: common.DraftLengths = "5",
+    rule: common.Rule = "auto",
+    prompts: Prompts = None,
+    limit: Limit = None,
+    category: Category = None,
+    turns: Turns = 1,
+    max_tokens: common.MaxTokens = 128,
+    temperature: common.Temperature = 0.0,
+    seed: Seed = 0,
+    ignore_eos: IgnoreEos = False,
+    repeat: Repeat = 1,
+    warm_up: WarmUp = 1,
+    chat: Chat = None,
+    peer_url: PeerUrl = None,
+    peer_model: PeerModel = None,
+    peer_key: PeerKey = None,
+    dtype: common.Dtype = "auto",
+    threads: common.Threads = None,
+    offline: common.Offline = False,
+    json: common.Json = False,
+    quiet: common.Quiet = False,
+) -> None:
+    """Measure plain and every drafter and K on the same prompts, alternating, with the answers compared.
+
+    A table, then one JSON document as the last line of stdout (with --json the table goes to stderr).
+    """
+    from outrider.bench.peer import Peer
+    from outrider.core.types import SamplingParams
+    from outrider.engine.engine import resolve_rule
+
+    params = SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=seed, ignore_eos=ignore_eos)
+    resolved = resolve_rule(rule, greedy=params.greedy)
+    setup = Setup.from_options(
+        drafter=drafter,
+        k=k or "",
+        category=category,
+        target=target,
+        draft_model=draft_model,
+        rule=rule,
+        prompts=prompts,
+        limit=limit,
+        chat=chat,
+        dtype=dtype,
+        threads=threads,
+        offline=offline,
+        turns=turns,
+    )
+    chosen = setup.read_prompts()
+
+    from outrider.bench.lanes import lanes
+    from outrider.bench.machine import busy_warning, machine_facts
+    from outrider.bench.measure import bench as run_all
+    from outrider.bench.summary import lengths, summarise
+    from outrider.bench.tables import bench_json, print_bench
+
+    with closing(Peer(peer_url, model=peer_model, api_key=peer_key)) if peer_url else nullcontext() as peer:
+        if peer is not None:
+            peer.connect()
+        machine = machine_facts()
+        llm = setup.open(quiet=quiet)
+        raw = setup.raw(llm)
+        wanted = lanes(llm, setup.drafters, setup.ks, [resolved])
+        total = sum(len(p.turns) for p in chosen) * repeat * (1 + len(wanted) + (peer is not None))
+        with answers_bar(total, quiet=quiet) as on_run:
+            measured = run_all(
+                llm, chosen, params, wanted, repeat=repeat, warm_up=warm_up, raw=raw, peer=peer, on_run=on_run
+            )
+        summaries = summarise(measured)
+        about = facts(llm, setup, params, chosen, machine | {"threads": machine_facts()["threads"]}, raw)
+        about["measurement"] = {"repeat": repeat, "warm_up": warm_up, **lengths(measured)}
+        busy = busy_warning(machine)
+        warnings = [*([busy] if busy else []), *llm.warnings]
+        print_bench(measured, summaries, warnings, console(stderr=json))
+        common.print_json(bench_json(measured, summaries, about, warnings))

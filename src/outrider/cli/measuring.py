@@ -1,0 +1,160 @@
+"""What `verify` and `bench` share: their options, opening the models, prompts, progress, and the facts of a report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from outrider.cli import common
+from outrider.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from outrider.bench.prompts import BenchPrompt
+    from outrider.core.types import SamplingParams
+    from outrider.engine.llm import LLM
+
+Prompts = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE", help="JSONL: `prompt` or Spec-Bench's `turns` on each line. [default: built-in prompts]"
+    ),
+]
+Limit = Annotated[int | None, typer.Option(metavar="N", help="Take the first N prompts only.")]
+Category = Annotated[str | None, typer.Option(metavar="NAME[,NAME...]", help="Take prompts of these categories only.")]
+Chat = Annotated[
+    bool | None,
+    typer.Option(
+        "--chat/--raw",
+        help="Through the chat template, or the text as it is. [default: --chat when the model has a template]",
+    ),
+]
+Seed = Annotated[int, typer.Option(metavar="N", help="The seed of every answer.")]
+IgnoreEos = Annotated[bool, typer.Option("--ignore-eos", help="Go on to --max-tokens, whatever the model says.")]
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What to load and which prompts to run, as the options say it."""
+
+    target: str
+    drafters: list[str]
+    draft_model: str | None
+    ks: list[int]
+    rule: str
+    prompts: Path | None
+    limit: int | None
+    categories: list[str]
+    chat: bool | None
+    dtype: str
+    threads: int | None
+    offline: bool
+    turns: int = 1
+
+    @classmethod
+    def from_options(cls, *, drafter: str | None, k: str, category: str | None, **options: object) -> Setup:
+        """Checks what can be checked before anything is loaded. Raises UserError."""
+        from outrider.bench.lanes import parse_ks
+
+        names = common.split_names(drafter or "")
+        default = ["ngram", "suffix", *(["draft_model"] if options["draft_model"] else [])]
+        common.check_drafters(names)
+        return cls(
+            drafters=names or default,
+            ks=parse_ks(k),
+            categories=common.split_names(category or ""),
+            **options,  # type: ignore[arg-type]  # named and typed by the command's own signature
+        )
+
+    def read_prompts(self) -> list[BenchPrompt]:
+        """The prompts; before the model is loaded, so that a mistake in the file costs no time."""
+        from outrider.bench.prompts import builtin_prompts, read_prompts
+
+        if self.prompts is None:
+            if self.categories:
+                raise ConfigError("--category needs a prompt file: give one with --prompts")
+            return builtin_prompts(self.limit)
+        return read_prompts(self.prompts, limit=self.limit, categories=self.categories, turns=self.turns)
+
+    def open(self, *, quiet: bool) -> LLM:
+        """Loads the models, with a progress bar for a download and the plan on stderr unless `quiet`."""
+        from outrider.cli.progress import download_bar
+        from outrider.cli.terminal import print_plan
+        from outrider.engine.llm import LLM
+
+        with download_bar(quiet=quiet) as progress:
+            llm = LLM(
+                self.target,
+                drafter=self.drafters,
+                draft_model=self.draft_model,
+                k=max(self.ks),
+                rule=self.rule,
+                dtype=self.dtype,
+                threads=self.threads,
+                max_batch=1,
+                offline=self.offline,
+                progress=progress,
+            )
+        if not quiet:
+            print_plan(llm.plan)
+        return llm
+
+    def raw(self, llm: LLM) -> bool:
+        """Whether prompts are given as they are, without the chat template."""
+        from outrider.cli.answer import has_own_template
+
+        return not (has_own_template(llm) if self.chat is None else self.chat)
+
+
+def facts(
+    llm: LLM, setup: Setup, params: SamplingParams, prompts: list[BenchPrompt], machine: dict[str, object], raw: bool
+) -> dict[str, object]:
+    """Machine, model and settings of a report."""
+    return {
+        "machine": machine,
+        "model": {
+            "target": llm.opened.name,
+            "draft": llm.opened_draft.name if llm.opened_draft else None,
+            "plan": [{"field": d.field, "value": d.value, "reason": d.reason} for d in llm.plan],
+            "warnings": list(llm.warnings),
+        },
+        "settings": {
+            "prompts": str(setup.prompts) if setup.prompts else "built-in",
+            "prompt_count": len(prompts),
+            "categories": sorted({prompt.category for prompt in prompts}),
+            "form": "raw" if raw else "chat",
+            "turns": setup.turns,
+            "temperature": params.temperature,
+            "max_tokens": params.max_tokens,
+            "ignore_eos": params.ignore_eos,
+            "seed": params.seed,
+            "batch": 1,
+        },
+    }
+
+
+def console(*, stderr: bool) -> Console:
+    """Where tables go. Wide enough for them when nobody looks."""
+    from rich.console import Console
+
+    made = Console(stderr=stderr)
+    return made if made.is_terminal else Console(stderr=stderr, width=200)
+
+
+@contextmanager
+def answers_bar(total: int, *, quiet: bool) -> Iterator[Callable[[], None]]:
+    """A progress bar on stderr, and what to call after each answer."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("answers"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    shown = Console(stderr=True)
+    with Progress(*columns, console=shown, transient=True, disable=quiet or not shown.is_terminal) as progress:
+        task = progress.add_task("answers", total=total)
+        yield lambda: progress.advance(task)

@@ -1,0 +1,112 @@
+"""`outrider verify`: is the speculative answer the plain answer?"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from outrider.cli import common
+from outrider.cli.measuring import Category, Chat, IgnoreEos, Limit, Prompts, Seed, Setup, answers_bar, console, facts
+
+if TYPE_CHECKING:
+    from outrider.engine.llm import LLM
+
+EXIT_DIVERGED = 1
+
+Rules = Annotated[
+    str,
+    typer.Option(
+        help="Acceptance rule: auto is greedy at temperature 0 and coupled above, the one rule whose sampled answers "
+        "can be compared token by token."
+    ),
+]
+Tolerance = Annotated[
+    float | None,
+    typer.Option(
+        metavar="X",
+        help="How wide a gap is a tie, as a share of the largest |logit|. [default: by the arithmetic's precision]",
+    ),
+]
+
+
+def verify(
+    target: common.Target,
+    drafter: common.DrafterNames = None,
+    draft_model: common.DraftModel = None,
+    k: common.DraftLengths = "1,2,3,5,8",
+    rule: Rules = "auto",
+    prompts: Prompts = None,
+    limit: Limit = None,
+    category: Category = None,
+    max_tokens: common.MaxTokens = 64,
+    temperature: common.Temperature = 0.0,
+    seed: Seed = 0,
+    ignore_eos: IgnoreEos = False,
+    tolerance: Tolerance = None,
+    chat: Chat = None,
+    dtype: common.Dtype = "auto",
+    threads: common.Threads = None,
+    offline: common.Offline = False,
+    json: common.Json = False,
+    quiet: common.Quiet = False,
+) -> None:
+    """Check that speculation changes no answer: plain once a prompt, then every drafter and K against it.
+
+    IDENTICAL: token by token. TIE: the answers part only where two tokens are equally good up to rounding. DIVERGED:
+    they differ by more (exit code 1).
+    """
+    from outrider.bench.lanes import comparable_rules
+    from outrider.core.types import SamplingParams
+
+    params = SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=seed, ignore_eos=ignore_eos)
+    [resolved] = comparable_rules([rule], params)
+    _check_tolerance(tolerance)
+    setup = Setup.from_options(
+        drafter=drafter,
+        k=k or "",
+        category=category,
+        target=target,
+        draft_model=draft_model,
+        rule=resolved if resolved != "greedy" else "auto",
+        prompts=prompts,
+        limit=limit,
+        chat=chat,
+        dtype=dtype,
+        threads=threads,
+        offline=offline,
+    )
+    chosen = setup.read_prompts()
+
+    from outrider.bench.lanes import lanes
+    from outrider.bench.machine import machine_facts
+    from outrider.bench.tables import print_verify, verify_json
+    from outrider.bench.verification import verify as compare_all
+
+    llm = setup.open(quiet=quiet)
+    raw = setup.raw(llm)
+    wanted = lanes(llm, setup.drafters, setup.ks, [resolved])
+    encoded = [
+        (prompt.id, llm.encode_prompt(prompt.turns[0] if raw else [{"role": "user", "content": prompt.turns[0]}]))
+        for prompt in chosen
+    ]
+    with answers_bar(len(encoded) * (1 + len(wanted)), quiet=quiet) as on_answer:
+        report = compare_all(llm, encoded, params, wanted, relative_tolerance=tolerance, on_answer=on_answer)
+    print_verify(report, console(stderr=json), lambda token: _token_text(llm, token))
+    if json:
+        common.print_json(verify_json(report, facts(llm, setup, params, chosen, machine_facts(), raw)))
+    if report.outcome.value == "DIVERGED":
+        raise typer.Exit(EXIT_DIVERGED)
+
+
+def _check_tolerance(tolerance: float | None) -> None:
+    from outrider.errors import ConfigError
+
+    if tolerance is not None and not 0 <= tolerance < 1:
+        raise ConfigError(f"--tolerance {tolerance} is not allowed: give a number in [0, 1), such as 1e-4")
+
+
+def _token_text(llm: LLM, token: int) -> str:
+    from outrider.cli.answer import token_text
+
+    return token_text(llm, token)

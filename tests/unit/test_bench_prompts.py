@@ -1,0 +1,91 @@
+"""Prompt files: what is read, and one clear line for everything that cannot be."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from outrider.bench.prompts import builtin_prompts, read_prompts
+from outrider.errors import UserError
+
+LINES = [
+    {"prompt": "one"},
+    {"question_id": 82, "category": "writing", "turns": ["first", "second"], "reference": ["ignored"]},
+    {"id": "x", "category": "coding", "prompt": "three"},
+]
+
+
+@pytest.fixture
+def prompt_file(tmp_path):
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("\n\n".join(json.dumps(line) for line in LINES) + "\n", encoding="utf-8")
+    return path
+
+
+def test_both_forms_are_read_and_only_the_first_turn_is_taken(prompt_file):
+    prompts = read_prompts(prompt_file)
+    assert [(p.id, p.category, p.turns) for p in prompts] == [
+        ("1", "other", ("one",)),
+        ("82", "writing", ("first",)),
+        ("x", "coding", ("three",)),
+    ]
+
+
+def test_more_turns_when_asked(prompt_file):
+    assert read_prompts(prompt_file, turns=2)[1].turns == ("first", "second")
+
+
+def test_limit_counts_after_the_category(prompt_file):
+    assert [p.id for p in read_prompts(prompt_file, categories=["coding", "writing"], limit=1)] == ["82"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "no prompts in this file"),
+        ("\n\n", "no prompts in this file"),
+        ('{"prompt": "a"}\n{"prompt": ', "line 2: not valid JSON"),
+        ('["a"]', "line 1: a list, not an object"),
+        ('{"text": "a"}', r"line 1: fields \['text'\] gives no text"),
+        ('{"prompt": ""}', "line 1: prompt gives no text"),
+        ('{"turns": []}', "line 1: turns gives no text"),
+        ('{"turns": ["a", 3]}', "line 1: turns gives no text"),
+        ("[" * 100_000, "line 1: "),
+    ],
+)
+def test_a_bad_file_is_named_with_the_line_and_what_is_allowed(tmp_path, text, message):
+    path = tmp_path / "bad.jsonl"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(UserError, match=message) as caught:
+        read_prompts(path)
+    assert str(path) in str(caught.value)
+    assert "turns" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_cannot_be_read(tmp_path):
+    with pytest.raises(UserError, match="does not exist"):
+        read_prompts(tmp_path / "nowhere.jsonl")
+    with pytest.raises(UserError, match="cannot be read"):
+        read_prompts(tmp_path)
+    (tmp_path / "latin").write_bytes(b'{"prompt": "\xff"}')
+    with pytest.raises(UserError, match="cannot be read as UTF-8"):
+        read_prompts(tmp_path / "latin")
+
+
+def test_an_unknown_category_lists_the_known_ones(prompt_file):
+    with pytest.raises(UserError, match=r"category poetry: choose from coding, other, writing"):
+        read_prompts(prompt_file, categories=["poetry", "coding"])
+
+
+@pytest.mark.parametrize("option", [{"limit": 0}, {"turns": 0}, {"limit": -3}])
+def test_counts_must_be_positive(prompt_file, option):
+    with pytest.raises(UserError, match="give an integer >= 1"):
+        read_prompts(prompt_file, **option)
+
+
+def test_the_built_in_prompts_are_of_several_kinds():
+    prompts = builtin_prompts()
+    assert {"prose", "code", "repetition", "edit"} <= {p.category for p in prompts}
+    assert len(builtin_prompts(limit=2)) == 2
