@@ -35,7 +35,7 @@ class SpecStats:
     dropped: Counter[str] = field(default_factory=Counter)
 
     def record(self, depths: Seq[int], accepted: int, own_tokens: int, cut: int) -> None:
-        """One round: nodes at these `depths` checked, `accepted` emitted, `own_tokens` of the rule emitted, `cut` lost."""
+        """One round: nodes checked at these `depths`, draft tokens and the rule's own emitted, decided tokens `cut`."""
         self.rounds += 1
         self.drafted += len(depths)
         self.accepted += accepted

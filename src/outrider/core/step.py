@@ -13,7 +13,7 @@ from torch import Tensor
 
 from outrider.core.draft import SeqDraft, sanitise
 from outrider.core.protocols import Committed, Controller, Drafter, LanguageModel, Segment
-from outrider.core.rng import RecordingRng, Rng
+from outrider.core.rng import Purpose, RecordingRng, Rng
 from outrider.core.trace import StepTrace, TracedDraw, TracedNode
 from outrider.core.tree import depths
 from outrider.core.types import Sequence
@@ -48,7 +48,8 @@ def spec_step(
 ) -> None:
     """Advances every sequence by at least one token, in one target pass. Mutates sequences, caches and drafter state.
 
-    A sequence whose logits are unusable gets an error as its finish_reason and commits nothing; the others go on.
+    A sequence whose logits are unusable gets an error as its finish_reason and commits nothing; the others go on. Where
+    they become unusable inside a draft, the tokens before that place are committed: one of them may end the answer.
     """
     budgets = [min(k, room(seq, target)) for seq, k in zip(seqs, controller.budgets(seqs), strict=True)]
     draft = drafter.propose(seqs, budgets, rng)
@@ -69,10 +70,11 @@ def spec_step(
         p_rows, logits, position = p.slice(start, stop), out.logits_MV[start:stop], seq.output_len
         verdict = seq.rule.verify(d, p_rows, rng, seq.seed, position)
         kept = [0, *(node + 1 for node in verdict.path)]
-        if any(p_rows.bad_M[row] for row in kept):
+        usable = next((i for i, row in enumerate(kept) if p_rows.bad_M[row]), len(kept))
+        if usable == 0:
             seq.finish_reason = BAD_LOGITS
         else:
-            emitted = commit(seq, _decided(d, verdict, kept, logits))
+            emitted = commit(seq, _decided(d, verdict, kept, logits)[:usable])
             accepted = min(emitted, verdict.n_accept)
             seq.stats.record(depths(d.parents), accepted, emitted - accepted, verdict.n_accept + 1 - emitted)
             seq.cache.keep(kept[:emitted])
@@ -140,7 +142,7 @@ def _trace(
         )
         for node, (token, parent) in enumerate(zip(draft.tokens, draft.parents, strict=True))
     ]
-    final = [draw for draw in draws if draw.likeliest and draw.outcome == verdict.next_token]
+    final = [draw for draw in draws if draw.key.purpose is Purpose.TARGET and draw.outcome == verdict.next_token]
     return StepTrace(
         seq_id=seq.id,
         position=position,

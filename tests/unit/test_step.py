@@ -1,0 +1,83 @@
+"""The round's edges: logits that cannot be used, and what a trace says of the final draw."""
+
+from __future__ import annotations
+
+import torch
+from tests.laws.rounds import TableDrafter, commit, table_model
+
+from outrider.control.fixed import FixedController
+from outrider.core.draft import Draft, DraftLaw, SeqDraft
+from outrider.core.rng import RecordingRng
+from outrider.core.step import BAD_LOGITS, spec_step
+from outrider.core.trace import StepTrace
+from outrider.core.types import SamplingParams, Sequence
+from outrider.models.table import TableModel
+from outrider.verify.coupled import CoupledVerifier
+from outrider.verify.greedy import GreedyVerifier
+
+
+class Always(TableDrafter):
+    """Proposes the same tokens every time."""
+
+    def __init__(self, tokens: list[int]) -> None:
+        super().__init__(table_model(2, 1, seed=0), SamplingParams(), DraftLaw.POINT)
+        self.tokens = tokens
+
+    def propose(self, seqs, budgets, rng) -> Draft:
+        return Draft([SeqDraft.chain(self.tokens[:budget]) for budget in budgets])
+
+
+def ones_then_nan(length: int) -> TableModel:
+    """Says 1 until the context has `length` tokens, then NaN."""
+    return TableModel(
+        lambda context: torch.tensor([0.0, 1.0 if len(context) < length else torch.nan], dtype=torch.float64), 2
+    )
+
+
+def sequence(target: TableModel, stop_ids: frozenset[int] = frozenset()) -> Sequence:
+    seq = Sequence(0, [0], SamplingParams(max_tokens=8), seed=0, stop_ids=stop_ids)
+    seq.rule, seq.cache = GreedyVerifier(), target.new_cache()
+    return seq
+
+
+def test_nan_inside_a_draft_ends_the_answer_where_plain_decoding_would_meet_it() -> None:
+    ends = []
+    for k in (0, 1, 4):
+        target = ones_then_nan(3)
+        seq = sequence(target)
+        while not seq.finished:
+            spec_step([seq], target, Always([1, 1, 1, 1]), FixedController(k), RecordingRng(), commit)
+            seq.stats.check()
+        ends.append((seq.tokens, seq.finish_reason))
+    assert ends == [([0, 1, 1], BAD_LOGITS)] * 3
+
+
+def test_nan_behind_a_stop_does_not_matter() -> None:
+    target = ones_then_nan(2)
+    seq = sequence(target, frozenset({1}))
+    spec_step([seq], target, Always([1, 1]), FixedController(2), RecordingRng(), commit)
+    assert (seq.tokens, seq.finish_reason) == ([0, 1], "stop")
+
+
+def test_one_bad_sequence_does_not_stop_its_neighbour() -> None:
+    target = ones_then_nan(2)
+    good, bad = sequence(target), sequence(target)
+    bad.tokens, bad.prompt_len = [0, 0], 2
+    bad.cache.tokens = [0]
+    spec_step([bad, good], target, Always([1]), FixedController(0), RecordingRng(), commit)
+    assert bad.finish_reason == BAD_LOGITS
+    assert good.tokens == [0, 1]
+
+
+def test_a_race_has_no_residual_in_the_trace() -> None:
+    """Not even when a draft token was drawn, and equals the recovered one."""
+    traces: list[StepTrace] = []
+    target, params = table_model(2, 1, seed=1), SamplingParams(temperature=1.0, max_tokens=8)
+    drafter = TableDrafter(table_model(2, 1, seed=2), params)
+    for seed in range(20):
+        seq = Sequence(seed, [0], params, seed=seed)
+        seq.rule, seq.cache = CoupledVerifier(), target.new_cache()
+        spec_step([seq], target, drafter, FixedController(3), RecordingRng(), commit, traces.append)
+    recovered = [trace for trace in traces if trace.origin == "recovered"]
+    assert recovered
+    assert all(trace.residual == [] for trace in recovered)
