@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import gc
 import random
+import re
 import weakref
 from functools import cache
 from itertools import count
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +18,9 @@ from outrider.core.protocols import Drafter
 from outrider.core.registry import DRAFTERS, drafter_class
 from outrider.core.rng import CounterRng, ExhaustiveRng, Rng
 from outrider.core.types import SamplingParams, Sequence
+from outrider.drafters.cascade import CascadeDrafter
 from outrider.drafters.draft_model import DraftModelDrafter
+from outrider.drafters.fixed import FixedDrafter
 from outrider.drafters.none import NoneDrafter
 from tests.contract.factories import FACTORIES, VARIANTS
 from tests.contract.world import (
@@ -177,7 +182,7 @@ def test_interleaved_opens_and_closes_do_not_mix(
     dice, ids = random.Random(5), count(10)
     live = [sequence(next(ids), PROMPTS[0])]
     drafter.open(live[0])
-    for turn in range(12):
+    for turn in range(8):
         if turn % 2 == 0:
             live.append(sequence(next(ids), PROMPTS[turn % 3]))
             drafter.open(live[-1])
@@ -288,9 +293,30 @@ def test_the_law_of_the_answer_is_the_targets(variant: tuple[str, str], rule: st
     model = watched(3, vocab=2)
     subset = variant == ("draft_model", "subset")
     drafter = DraftModelDrafter(model=model, draft_vocab=[1]) if subset else make(variant, model)
-    exact, got = plain_law(rule), law(drafter, rule, k=1 if rule == "coupled" else 2)
-    assert sum(abs(exact.get(a, 0) - got.get(a, 0)) for a in exact.keys() | got.keys()) < 2e-12
-    assert sum(got.values()) == pytest.approx(1.0, abs=1e-12)
+    assert distance(drafter, rule, k=1 if rule == "coupled" else 2) < 1e-12
+
+
+def test_a_cascade_that_turns_sampled_drafts_down_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mutant gates an IID draft by confidences that depend on its own first token."""
+
+    def cascade() -> Drafter:
+        member = DraftModelDrafter(model=watched(3, vocab=2), draft_sample_method="probabilistic")
+        return CascadeDrafter(drafters=[member, FixedDrafter(script=lambda seq, budget: [0] * budget)])
+
+    assert distance(cascade(), "block", 2) < 1e-12
+    monkeypatch.setattr("outrider.drafters.cascade.SAMPLED", ())
+    assert distance(cascade(), "block", 2) > 0.01
+
+
+def test_the_documented_drafter_works() -> None:
+    page = (Path(__file__).parents[2] / "docs/reference/drafters.md").read_text()
+    (code,) = [block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "class " in block]
+    names: dict[str, Any] = {}
+    exec(code, names)
+    drafter = names["PingPongDrafter"]()
+    assert distance(drafter, "block", 2) < 1e-12
+    drafter.open(seq := sequence(0, [1, 2]))
+    assert propose_one(drafter, seq, 3).tokens == [1, 2, 1]
 
 
 def law(drafter: Drafter, rule: str, k: int) -> dict[tuple[int, ...], float]:
@@ -304,6 +330,13 @@ def law(drafter: Drafter, rule: str, k: int) -> dict[tuple[int, ...], float]:
         return tuple(finish([seq], target, drafter, k, rng)[0])
 
     return ExhaustiveRng().law(answer)
+
+
+def distance(drafter: Drafter, rule: str, k: int) -> float:
+    """Total variation between the drafter's answers and the target's."""
+    exact, got = plain_law(rule), law(drafter, rule, k)
+    assert sum(got.values()) == pytest.approx(1.0, abs=1e-12)
+    return sum(abs(exact.get(a, 0) - got.get(a, 0)) for a in exact.keys() | got.keys()) / 2
 
 
 @cache
