@@ -12,14 +12,24 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from tests.tiny import bytes_of
 
-HIDDEN, FFN, HEADS, CONTEXT, EOS = 32, 48, 4, 256, 256
+HIDDEN, FFN, HEADS, EOS = 32, 48, 4, 256
 TEMPLATE = "{% for m in messages %}[{{ m.role }}]{{ m.content }}\n{% endfor %}[assistant]"
 
 
 def write_tiny_model(
-    folder: Path, *, seed: int = 0, layers: int = 2, vocab: int = EOS + 1, template: str | None = TEMPLATE
+    folder: Path,
+    *,
+    seed: int = 0,
+    layers: int = 2,
+    vocab: int = EOS + 1,
+    context: int = 512,
+    wild_padding: bool = False,
+    template: str | None = TEMPLATE,
 ) -> Path:
-    """Token ids are bytes, EOS is 256, further ids are unused rows. The answers are gibberish that soon repeats."""
+    """Token ids are bytes, EOS is 256, further ids are unused rows. The answers are gibberish that soon repeats.
+
+    `wild_padding` gives the unused rows of the head large weights, as untrained rows may have.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     config = {
         "architectures": ["LlamaForCausalLM"],
@@ -30,7 +40,7 @@ def write_tiny_model(
         "num_hidden_layers": layers,
         "num_attention_heads": HEADS,
         "num_key_value_heads": 2,
-        "max_position_embeddings": CONTEXT,
+        "max_position_embeddings": context,
         "rms_norm_eps": 1e-5,
         "rope_theta": 10000.0,
         "tie_word_embeddings": False,
@@ -39,7 +49,10 @@ def write_tiny_model(
     }
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": template} if template else {}))
-    save_file(_weights(seed, layers, vocab), folder / "model.safetensors")
+    weights = _weights(seed, layers, vocab)
+    if wild_padding:
+        weights["lm_head.weight"][EOS + 1 :] = torch.randn(vocab - EOS - 1, HIDDEN) * 10
+    save_file(weights, folder / "model.safetensors")
     _backend().save(str(folder / "tokenizer.json"))
     return folder
 

@@ -6,9 +6,11 @@ Exit codes: 0 done; 1 a check failed or a download did; 2 the request cannot be 
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from importlib import import_module
 from types import MappingProxyType
 from typing import Annotated, cast
@@ -45,7 +47,8 @@ def main(args: list[str] | None = None) -> int:
     debug = "--debug" in given[:cut]
     given = [arg for i, arg in enumerate(given) if arg != "--debug" or i > cut]
     try:
-        code = _run(given)
+        with _warnings_on_stderr(debug):
+            code = _run(given)
         sys.stdout.flush()
         return code
     except UserError as error:
@@ -134,6 +137,29 @@ def _program(
 
 def _unloaded() -> None:
     raise AssertionError("a command that was not asked for cannot run")
+
+
+class _OneLine(logging.Handler):
+    """Writes the library's warnings as lines on stderr; their tracebacks only when debugging."""
+
+    def __init__(self, debug: bool) -> None:
+        super().__init__(logging.WARNING)
+        self._debug = debug
+
+    def emit(self, record: logging.LogRecord) -> None:
+        _say(f"{record.levelname.lower()}: {' '.join(record.getMessage().split())}")
+        if self._debug and record.exc_info is not None:
+            _say(logging.Formatter().formatException(record.exc_info))
+
+
+@contextmanager
+def _warnings_on_stderr(debug: bool) -> Iterator[None]:
+    log, handler = logging.getLogger("outrider"), _OneLine(debug)
+    log.addHandler(handler)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
 
 
 def _fail(error: OutriderError, code: int, debug: bool) -> int:
