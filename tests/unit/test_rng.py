@@ -25,7 +25,7 @@ def row(*weights: float) -> torch.Tensor:
 
 KEYS = [
     Key(seed, position, purpose, offset)
-    for seed in (0, 1, -1, 2**63, 2**64 - 1)
+    for seed in (0, 1, -1, 2**63, 2**64 - 2)
     for position in (0, 1, 100_000)
     for purpose in Purpose
     for offset in (0, 1, 7)
@@ -45,9 +45,8 @@ def test_draws_depend_on_the_key_alone() -> None:
 def test_noise_is_pinned() -> None:
     """Seeds are a promise to users: these numbers change only with a note in the release."""
     assert CounterRng().uniform(Key(1, 2, Purpose.TARGET, 3)) == pytest.approx(0.43587567318510984, abs=1e-16)
-    assert exponential_clocks(Key(1, 2, Purpose.RACE), 3).tolist() == pytest.approx(
-        [3.795367548207561, 0.7957958846500462, 1.7927848886306113], abs=1e-15
-    )
+    clocks = [3.795367548207561, 0.7957958846500462, 1.7927848886306113]
+    assert exponential_clocks(Key(1, 2, Purpose.RACE), 3).tolist() == pytest.approx(clocks, abs=1e-15)
 
 
 def test_scalar_and_vector_noise_agree() -> None:

@@ -22,14 +22,8 @@ def some() -> SpecStats:
 def test_counts() -> None:
     stats = some()
     stats.check()
-    assert (stats.rounds, stats.drafted, stats.accepted, stats.emitted, stats.own_tokens, stats.cut) == (
-        4,
-        8,
-        5,
-        8,
-        3,
-        2,
-    )
+    assert (stats.rounds, stats.drafted, stats.accepted) == (4, 8, 5)
+    assert (stats.emitted, stats.own_tokens, stats.cut) == (8, 3, 2)
     assert stats.acceptance_rate == 5 / 8
     assert stats.acceptance_length == 2.0
     assert stats.acceptance_by_position() == [3 / 4, 1 / 4, 1 / 4]
