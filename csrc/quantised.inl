@@ -4,22 +4,24 @@
 namespace outrider {
 namespace {
 
-constexpr std::size_t kQuantRows = 6;             // rows that share an unpacked code
-constexpr std::size_t kQuantStreamRows = 2 * kQuantRows + 4;
-constexpr std::size_t kQuantCacheRows = 96;
+constexpr std::size_t kQuantRows = 6;          // rows that share an unpacked code
+constexpr std::size_t kQuantStreamBlocks = 3;  // blocks of rows up to which weights come from memory
+constexpr std::size_t kQuantCacheBlocks = 16;  // blocks whose activations stay in the cache
 constexpr std::size_t kQuantGroupPanels = 16;
 constexpr std::size_t kQuantTaskWeights = 32768;
-constexpr std::size_t kQuantAhead = 1536;         // bytes
-constexpr std::size_t kQuantiseTaskFloats = 16384;
+constexpr std::size_t kQuantAhead = 1536;      // bytes
+constexpr std::size_t kQuantiseGroups = 64;    // of a task
 constexpr std::size_t kVectorBytes = 4 * Vec::kLanes;
 
-// Activations: for each row k codes in [-127, 127], and for each group of 32 a scale, sums of codes, and scale x sum.
+// Activations of a block of R <= kQuantRows rows, group by group of 32 inputs: codes [group][row][32] in [-127, 127],
+// scales [group][row], and sums of codes, times the scale, or times the number that stands for zero in the weights' codes
+// (sums of halves: [group][half][row]).
 struct Activations {
   const std::int8_t* codes;
   const float* scales;
   const float* scaled_sums;
-  const std::int32_t* sums;       // of groups of 32
-  const std::int32_t* half_sums;  // of groups of 16
+  const std::int32_t* zero_sums;
+  const std::int32_t* zero_half_sums;
 };
 
 // The codes of a group. `quad` unpacks four inputs of each column.
@@ -63,37 +65,37 @@ struct EightBits {
 };
 
 template <class Code, int R, int Quad>
-inline void add_quad(const std::uint8_t* codes, const std::int8_t* x, std::size_t step, Vec::A* sums) {
+inline void add_quad(const std::uint8_t* codes, const std::int8_t* x, Vec::A* sums) {
   const Vec::B weights = Code::template quad<Quad>(codes);
-  for (int r = 0; r < R; ++r) sums[r] = Vec::dot(sums[r], weights, Vec::quad(x + r * step + 4 * Quad));
+  for (int r = 0; r < R; ++r) sums[r] = Vec::dot(sums[r], weights, Vec::quad(x + 32 * r + 4 * Quad));
 }
 
 template <class Code, int R, int Quad, int Count>
-inline void add_quads(const std::uint8_t* codes, const std::int8_t* x, std::size_t step, Vec::A* sums) {
-  add_quad<Code, R, Quad>(codes, x, step, sums);
-  if constexpr (Count > 1) add_quads<Code, R, Quad + 1, Count - 1>(codes, x, step, sums);
+inline void add_quads(const std::uint8_t* codes, const std::int8_t* x, Vec::A* sums) {
+  add_quad<Code, R, Quad>(codes, x, sums);
+  if constexpr (Count > 1) add_quads<Code, R, Quad + 1, Count - 1>(codes, x, sums);
 }
 
 // Products of quads [Quad, Quad + Count).
 template <class Code, int R, int Quad, int Count>
-inline void dots(const std::uint8_t* codes, const std::int8_t* x, std::size_t step, Vec::I* total) {
+inline void dots(const std::uint8_t* codes, const std::int8_t* x, Vec::I* total) {
   constexpr int now = Count < Code::kFlush ? Count : Code::kFlush;
   Vec::A sums[R];
   for (int r = 0; r < R; ++r) sums[r] = Vec::no_dots();
-  add_quads<Code, R, Quad, now>(codes, x, step, sums);
+  add_quads<Code, R, Quad, now>(codes, x, sums);
   for (int r = 0; r < R; ++r) total[r] = Vec::plus(total[r], Vec::emptied(sums[r]));
-  if constexpr (Count > now) dots<Code, R, Quad + now, Count - now>(codes, x, step, total);
+  if constexpr (Count > now) dots<Code, R, Quad + now, Count - now>(codes, x, total);
 }
 
 // Eight-bit codes are two nibbles where the accumulator is narrow.
 template <int R>
-inline void byte_dots(const std::uint8_t* codes, const std::int8_t* x, std::size_t step, Vec::I* total) {
+inline void byte_dots(const std::uint8_t* codes, const std::int8_t* x, Vec::I* total) {
   Vec::A low[R], high[R];
   for (int r = 0; r < R; ++r) low[r] = high[r] = Vec::no_dots();
   for (int quad = 0; quad < 8; ++quad) {
     const Vec::B weights = Vec::bytes(codes + quad * kVectorBytes);
     for (int r = 0; r < R; ++r) {
-      const Vec::B value = Vec::quad(x + r * step + 4 * quad);
+      const Vec::B value = Vec::quad(x + 32 * r + 4 * quad);
       if (Vec::kWideDots) {
         low[r] = Vec::dot(low[r], weights, value);
       } else {
@@ -151,43 +153,40 @@ struct NestedHalfScales {
 };
 
 template <class Code, class Scale, int R, int Part>
-inline void add_part(const Scale& scales, const std::uint8_t* group, const Activations& x, std::size_t g, std::size_t k, Vec::F* sum) {
+inline void add_part(const Scale& scales, const std::uint8_t* group, const Activations& x, std::size_t g, Vec::F* sum) {
   constexpr int quads = 8 / Scale::kParts;
   const std::uint8_t* codes = group + Scale::kGroupBytes;
   Vec::I total[R];
   for (int r = 0; r < R; ++r) total[r] = Vec::whole(0);
   if constexpr (Code::kFlush == 0) {
-    byte_dots<R>(codes, x.codes + 32 * g, k, total);
+    byte_dots<R>(codes, x.codes + 32 * R * g, total);
   } else {
-    dots<Code, R, Part * quads, quads>(codes, x.codes + 32 * g, k, total);
+    dots<Code, R, Part * quads, quads>(codes, x.codes + 32 * R * g, total);
   }
   const Vec::F scale = scales.scale(group, Part);
+  const std::int32_t* zeros = Scale::kParts == 1 ? x.zero_sums + R * g : x.zero_half_sums + R * (2 * g + Part);
   for (int r = 0; r < R; ++r) {
-    if (Scale::kZero) {
-      const std::int32_t codes_sum =
-          Scale::kParts == 1 ? x.sums[r * (k / 32) + g] : x.half_sums[r * (k / 16) + 2 * g + Part];
-      total[r] = Vec::minus(total[r], Vec::whole(Scale::kZero * codes_sum));
-    }
-    const Vec::F unit = scale * Vec::all(x.scales[r * (k / 32) + g]);
-    sum[r] = Vec::fma(Vec::floats(total[r]), unit, sum[r]);
+    if (Scale::kZero) total[r] = Vec::minus(total[r], Vec::whole(zeros[r]));
+    sum[r] = Vec::fma(Vec::floats(total[r]), scale * Vec::all(x.scales[R * g + r]), sum[r]);
   }
-  if constexpr (Part + 1 < Scale::kParts) add_part<Code, Scale, R, Part + 1>(scales, group, x, g, k, sum);
+  if constexpr (Part + 1 < Scale::kParts) add_part<Code, Scale, R, Part + 1>(scales, group, x, g, sum);
 }
 
 // R rows of one panel: out[r * kLanes ..] = the panel's columns.
 template <class Code, class Scale, int R>
-void quant_tile(const std::uint8_t* w, const Activations& x, std::size_t k, std::size_t ahead, float* out) {
+void quant_tile(const std::uint8_t* w, const Activations& activations, std::size_t groups, std::size_t ahead, float* out) {
+  const Activations x = activations;
   Vec::F sum[R];
   for (int r = 0; r < R; ++r) sum[r] = Vec::all(0.0f);
-  for (std::size_t g = 0; g < k / 32;) {
+  for (std::size_t g = 0; g < groups;) {
     const Scale scales(w);
     w += Scale::kHeadBytes;
     for (std::size_t inner = 0; inner < Scale::kGroups; ++inner, ++g) {
       for (std::size_t line = 0; line < Scale::kGroupBytes + Code::kBytes; line += 64) __builtin_prefetch(w + ahead + line);
-      add_part<Code, Scale, R, 0>(scales, w, x, g, k, sum);
+      add_part<Code, Scale, R, 0>(scales, w, x, g, sum);
       if (Scale::kOffset) {
         const Vec::F offset = scales.offset(w);
-        for (int r = 0; r < R; ++r) sum[r] = Vec::fma(offset, Vec::all(x.scaled_sums[r * (k / 32) + g]), sum[r]);
+        for (int r = 0; r < R; ++r) sum[r] = Vec::fma(offset, Vec::all(x.scaled_sums[R * g + r]), sum[r]);
       }
       w += Scale::kGroupBytes + Code::kBytes;
     }
@@ -196,51 +195,59 @@ void quant_tile(const std::uint8_t* w, const Activations& x, std::size_t k, std:
 }
 
 template <class Code, class Scale>
-void quant_tile_of(std::size_t rows, const std::uint8_t* w, const Activations& x, std::size_t k, std::size_t ahead, float* out) {
+void quant_tile_of(std::size_t rows, const std::uint8_t* w, const Activations& x, std::size_t groups, std::size_t ahead, float* out) {
   switch (rows) {
-    case 1: return quant_tile<Code, Scale, 1>(w, x, k, ahead, out);
-    case 2: return quant_tile<Code, Scale, 2>(w, x, k, ahead, out);
-    case 3: return quant_tile<Code, Scale, 3>(w, x, k, ahead, out);
-    case 4: return quant_tile<Code, Scale, 4>(w, x, k, ahead, out);
-    case 5: return quant_tile<Code, Scale, 5>(w, x, k, ahead, out);
-    default: return quant_tile<Code, Scale, 6>(w, x, k, ahead, out);
+    case 1: return quant_tile<Code, Scale, 1>(w, x, groups, ahead, out);
+    case 2: return quant_tile<Code, Scale, 2>(w, x, groups, ahead, out);
+    case 3: return quant_tile<Code, Scale, 3>(w, x, groups, ahead, out);
+    case 4: return quant_tile<Code, Scale, 4>(w, x, groups, ahead, out);
+    case 5: return quant_tile<Code, Scale, 5>(w, x, groups, ahead, out);
+    default: return quant_tile<Code, Scale, 6>(w, x, groups, ahead, out);
   }
+}
+
+struct Rows {
+  std::size_t first, count;
+};
+
+// Block `index` of a job's rows; blocks differ by one row at most.
+inline Rows block_rows(std::size_t rows, std::size_t index) {
+  const std::size_t blocks = (rows + kQuantRows - 1) / kQuantRows;
+  const std::size_t first = rows * index / blocks;
+  return Rows{first, rows * (index + 1) / blocks - first};
 }
 
 struct QuantTasks {
   const QuantLinearJob& job;
   Activations x;
-  std::size_t panels, each, panel_bytes;
+  std::size_t panels, each;
   void (*tile_of)(std::size_t, const std::uint8_t*, const Activations&, std::size_t, std::size_t, float*);
 };
 
-void quant_panel_rows(const QuantTasks& tasks, std::size_t panel, std::size_t row, std::size_t rows, std::size_t ahead) {
+void quant_panel_block(const QuantTasks& tasks, std::size_t panel, std::size_t block, std::size_t ahead) {
   const QuantLinearJob& job = tasks.job;
-  const std::size_t k = job.k, column = panel * Vec::kLanes;
+  const Rows rows = block_rows(job.rows, block);
+  const std::size_t groups = job.k / 32, done = rows.first * groups, column = panel * Vec::kLanes;
   const std::size_t columns = job.n - column < Vec::kLanes ? job.n - column : Vec::kLanes;
-  const Activations x{tasks.x.codes + row * k, tasks.x.scales + row * (k / 32), tasks.x.scaled_sums + row * (k / 32),
-                      tasks.x.sums + row * (k / 32), tasks.x.half_sums + row * (k / 16)};
+  const Activations x{tasks.x.codes + 32 * done, tasks.x.scales + done, tasks.x.scaled_sums + done, tasks.x.zero_sums + done,
+                      tasks.x.zero_half_sums + 2 * done};
   alignas(64) float out[kQuantRows * Vec::kLanes];
-  tasks.tile_of(rows, job.packed + panel * tasks.panel_bytes, x, k, ahead, out);
-  for (std::size_t r = 0; r < rows; ++r) {
-    float* y = job.y + (row + r) * job.n + column;
+  tasks.tile_of(rows.count, job.packed + panel * job.panel_bytes, x, groups, ahead, out);
+  for (std::size_t r = 0; r < rows.count; ++r) {
+    float* y = job.y + (rows.first + r) * job.n + column;
     for (std::size_t j = 0; j < columns; ++j) y[j] = out[r * Vec::kLanes + j] + (job.bias ? job.bias[column + j] : 0.0f);
   }
 }
 
 void quant_task(const void* tasks_pointer, std::size_t index) {
   const QuantTasks& tasks = *static_cast<const QuantTasks*>(tasks_pointer);
-  const std::size_t first = index * tasks.each, rows = tasks.job.rows;
+  const std::size_t first = index * tasks.each, blocks = (tasks.job.rows + kQuantRows - 1) / kQuantRows;
   const std::size_t last = first + tasks.each < tasks.panels ? first + tasks.each : tasks.panels;
-  const std::size_t ahead = rows <= kQuantStreamRows ? kQuantAhead : 0;
-  for (std::size_t m0 = 0; m0 < rows; m0 += kQuantCacheRows) {
-    const std::size_t m1 = m0 + kQuantCacheRows < rows ? m0 + kQuantCacheRows : rows;
-    const std::size_t blocks = (m1 - m0 + kQuantRows - 1) / kQuantRows;
+  const std::size_t ahead = blocks <= kQuantStreamBlocks ? kQuantAhead : 0;
+  for (std::size_t b0 = 0; b0 < blocks; b0 += kQuantCacheBlocks) {
+    const std::size_t b1 = b0 + kQuantCacheBlocks < blocks ? b0 + kQuantCacheBlocks : blocks;
     for (std::size_t panel = first; panel < last; ++panel)
-      for (std::size_t b = 0; b < blocks; ++b) {
-        const std::size_t row = m0 + (m1 - m0) * b / blocks;
-        quant_panel_rows(tasks, panel, row, m0 + (m1 - m0) * (b + 1) / blocks - row, b == 0 ? ahead : 0);
-      }
+      for (std::size_t block = b0; block < b1; ++block) quant_panel_block(tasks, panel, block, block == b0 ? ahead : 0);
   }
 }
 
@@ -249,14 +256,15 @@ struct QuantiseJob {
   std::int8_t* codes;
   float* scales;
   float* scaled_sums;
-  std::int32_t* sums;
-  std::int32_t* half_sums;
-  std::size_t rows, k, each;
+  std::int32_t* zero_sums;
+  std::int32_t* zero_half_sums;
+  std::size_t rows, k, chunks;
+  std::int32_t zero;
 };
 
-// Codes of 32 numbers: round(x 127 / largest); not a number anywhere makes the scale not a number.
-void quantise_group(const QuantiseJob& job, std::size_t group) {
-  const float* x = job.x + 32 * group;
+// Codes of 32 numbers: round(x 127 / largest), sums of halves; returns the scale. A number that is not finite makes the
+// scale not a number.
+float quantise_group(const float* x, std::int8_t* codes, std::int32_t* halves) {
   Vec::F most = Vec::all(0.0f), poison = Vec::all(0.0f);
   for (std::size_t i = 0; i < 32; i += Vec::kLanes) {
     const Vec::F value = Vec::load(x + i);
@@ -265,56 +273,70 @@ void quantise_group(const QuantiseJob& job, std::size_t group) {
   }
   const float largest = Vec::largest(most);
   const Vec::F inverse = Vec::all(largest > 0.0f ? 127.0f / largest : 0.0f);
-  const Vec::F magic = Vec::all(12582912.0f);
-  float rounded[32];
-  for (std::size_t i = 0; i < 32; i += Vec::kLanes) Vec::store(rounded + i, Vec::load(x + i) * inverse + magic - magic);
-  std::int32_t halves[2] = {0, 0};
-  for (std::size_t i = 0; i < 32; ++i) {
-    const std::int32_t code = static_cast<std::int32_t>(rounded[i]);
-    job.codes[32 * group + i] = static_cast<std::int8_t>(code);
-    halves[i / 16] += static_cast<std::int8_t>(code);
+  const Vec::F magic = Vec::all(12582912.0f);  // 1.5 * 2^23: the code is then the low byte
+  std::int32_t rounded[32];
+  for (std::size_t i = 0; i < 32; i += Vec::kLanes)
+    Vec::store(reinterpret_cast<float*>(rounded) + i, Vec::load(x + i) * inverse + magic);
+  for (std::size_t i = 0; i < 32; ++i) codes[i] = static_cast<std::int8_t>(rounded[i]);
+  halves[0] = halves[1] = 0;
+  for (std::size_t i = 0; i < 16; ++i) {
+    halves[0] += codes[i];
+    halves[1] += codes[16 + i];
   }
-  const float scale = largest / 127.0f + Vec::sum(poison);
-  job.scales[group] = scale;
-  job.half_sums[2 * group] = halves[0];
-  job.half_sums[2 * group + 1] = halves[1];
-  job.sums[group] = halves[0] + halves[1];
-  job.scaled_sums[group] = scale * static_cast<float>(halves[0] + halves[1]);
+  return largest / 127.0f + Vec::sum(poison);
 }
 
 void quantise_task(const void* job_pointer, std::size_t index) {
   const QuantiseJob& job = *static_cast<const QuantiseJob*>(job_pointer);
-  const std::size_t groups = job.rows * (job.k / 32);
-  const std::size_t last = (index + 1) * job.each < groups ? (index + 1) * job.each : groups;
-  for (std::size_t group = index * job.each; group < last; ++group) quantise_group(job, group);
+  const Rows rows = block_rows(job.rows, index / job.chunks);
+  const std::size_t groups = job.k / 32, first = index % job.chunks * kQuantiseGroups;
+  const std::size_t last = first + kQuantiseGroups < groups ? first + kQuantiseGroups : groups;
+  for (std::size_t g = first; g < last; ++g)
+    for (std::size_t r = 0; r < rows.count; ++r) {
+      const std::size_t place = rows.first * groups + g * rows.count + r;
+      const std::size_t half_place = 2 * (rows.first * groups + g * rows.count) + r;
+      std::int32_t halves[2];
+      const float scale = quantise_group(job.x + (rows.first + r) * job.k + 32 * g, job.codes + 32 * place, halves);
+      const std::int32_t sum = halves[0] + halves[1];
+      job.scales[place] = scale;
+      job.scaled_sums[place] = scale * static_cast<float>(sum);
+      job.zero_sums[place] = job.zero * sum;
+      job.zero_half_sums[half_place] = job.zero * halves[0];
+      job.zero_half_sums[half_place + rows.count] = job.zero * halves[1];
+    }
 }
 
-Activations quantise(const QuantLinearJob& job) {
-  const std::size_t groups = job.rows * (job.k / 32);
+Activations quantise(const QuantLinearJob& job, int zero) {
+  const std::size_t groups = job.rows * (job.k / 32), chunks = (job.k / 32 + kQuantiseGroups - 1) / kQuantiseGroups;
   float* memory = static_cast<float*>(Scratch::of_thread().room(0, groups * (32 + 5 * sizeof(float))));
   std::int32_t* sums = reinterpret_cast<std::int32_t*>(memory + 2 * groups);
   std::int8_t* codes = reinterpret_cast<std::int8_t*>(sums + 3 * groups);
-  const QuantiseJob made{job.x, codes, memory, memory + groups, sums, sums + groups, job.rows, job.k, kQuantiseTaskFloats / 32};
-  run_tasks((groups + made.each - 1) / made.each, quantise_task, &made);
-  return Activations{codes, made.scales, made.scaled_sums, made.sums, made.half_sums};
+  const QuantiseJob made{job.x, codes, memory, memory + groups, sums, sums + groups, job.rows, job.k, chunks, zero};
+  run_tasks((job.rows + kQuantRows - 1) / kQuantRows * chunks, quantise_task, &made);
+  return Activations{codes, made.scales, made.scaled_sums, made.zero_sums, made.zero_half_sums};
+}
+
+template <class Code, class Scale>
+void quant_linear_of(const QuantLinearJob& job) {
+  const Activations x = quantise(job, Scale::kZero);
+  const std::size_t panels = (job.n + Vec::kLanes - 1) / Vec::kLanes;
+  const bool streams = job.rows <= kQuantStreamBlocks * kQuantRows;
+  const std::size_t each = streams ? kQuantTaskWeights / (job.k * Vec::kLanes) + 1 : kQuantGroupPanels;
+  const QuantTasks tasks{job, x, panels, each, quant_tile_of<Code, Scale>};
+  run_tasks((panels + each - 1) / each, quant_task, &tasks);
 }
 
 void quant_linear(const QuantLinearJob& job) {
-  const Activations x = quantise(job);
-  QuantTasks tasks{job, x, (job.n + Vec::kLanes - 1) / Vec::kLanes, 0, job.panel_bytes, nullptr};
   switch (job.type) {
-    case GgmlType::kQ4_0: tasks.tile_of = quant_tile_of<Nibbles, PlainScale<8>>; break;
-    case GgmlType::kQ4_1: tasks.tile_of = quant_tile_of<Nibbles, ScaleAndOffset>; break;
-    case GgmlType::kQ5_0: tasks.tile_of = quant_tile_of<FiveBits, PlainScale<16>>; break;
-    case GgmlType::kQ5_1: tasks.tile_of = quant_tile_of<FiveBits, ScaleAndOffset>; break;
-    case GgmlType::kQ8_0: tasks.tile_of = quant_tile_of<EightBits, PlainScale<128>>; break;
-    case GgmlType::kQ4_K: tasks.tile_of = quant_tile_of<Nibbles, NestedScaleAndMinimum>; break;
-    case GgmlType::kQ5_K: tasks.tile_of = quant_tile_of<FiveBits, NestedScaleAndMinimum>; break;
-    case GgmlType::kQ6_K: tasks.tile_of = quant_tile_of<SixBits, NestedHalfScales>; break;
+    case GgmlType::kQ4_0: return quant_linear_of<Nibbles, PlainScale<8>>(job);
+    case GgmlType::kQ4_1: return quant_linear_of<Nibbles, ScaleAndOffset>(job);
+    case GgmlType::kQ5_0: return quant_linear_of<FiveBits, PlainScale<16>>(job);
+    case GgmlType::kQ5_1: return quant_linear_of<FiveBits, ScaleAndOffset>(job);
+    case GgmlType::kQ8_0: return quant_linear_of<EightBits, PlainScale<128>>(job);
+    case GgmlType::kQ4_K: return quant_linear_of<Nibbles, NestedScaleAndMinimum>(job);
+    case GgmlType::kQ5_K: return quant_linear_of<FiveBits, NestedScaleAndMinimum>(job);
+    case GgmlType::kQ6_K: return quant_linear_of<SixBits, NestedHalfScales>(job);
   }
-  tasks.each = kQuantTaskWeights / (job.k * Vec::kLanes) + 1;
-  if (job.rows > kQuantStreamRows) tasks.each = kQuantGroupPanels;
-  run_tasks((tasks.panels + tasks.each - 1) / tasks.each, quant_task, &tasks);
 }
 
 }  // namespace

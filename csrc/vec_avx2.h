@@ -61,7 +61,11 @@ struct Vec {
     return _mm256_and_si256(moved, _mm256_set1_epi8(static_cast<char>(mask)));
   }
   static A no_dots() { return _mm256_setzero_si256(); }
-  static A dot(A sum, B codes, B values) { return _mm256_add_epi16(sum, _mm256_maddubs_epi16(codes, values)); }
+  static A dot(A sum, B codes, B values) {
+    sum = _mm256_add_epi16(sum, _mm256_maddubs_epi16(codes, values));
+    __asm__("" : "+x"(sum));  // else the compiler regroups the sums and spills their terms
+    return sum;
+  }
   static I emptied(A sum) { return _mm256_madd_epi16(sum, _mm256_set1_epi16(1)); }
   static I times_sixteen(I a) { return _mm256_slli_epi32(a, 4); }
   static I plus(I a, I b) { return _mm256_add_epi32(a, b); }
