@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -13,8 +14,8 @@ from outrider.bench.lanes import Lane
 from outrider.bench.machine import busy_warning, git_commit, machine_facts
 from outrider.bench.measure import bench
 from outrider.bench.prompts import BenchPrompt
-from outrider.bench.summary import ALL, Spread, conditional, lengths, summarise
-from outrider.bench.tables import bench_json, print_bench
+from outrider.bench.summary import ALL, Speedup, Spread, conditional, lengths, summarise
+from outrider.bench.tables import bench_json, print_bench, summary_notes
 from outrider.core.stats import SpecStats
 from outrider.drafters.fixed import FixedDrafter
 from outrider.drafters.ngram import NgramDrafter
@@ -171,6 +172,15 @@ def test_the_document_is_json_and_holds_every_lane_and_category():
     assert document["machine"]["versions"]["torch"]
     assert document["measurement"]["longest_context"] == 17 + 24
     assert document["notes"][0] == "w"
+
+
+def test_a_speedup_beyond_what_acceptance_can_give_is_called_implausible():
+    measured = measured_by(llm_of(ngram=NgramDrafter()), "ngram")
+    [summary] = [s for s in summarise(measured) if s.lane == "ngram K=4" and s.category == ALL]
+    possible = replace(summary, speedup=Speedup(Spread(1.0, 1.0, 1.0), summary.stats.acceptance_length, 3))
+    impossible = replace(possible, speedup=Speedup(Spread(1.0, 1.0, 1.0), 2 * summary.stats.acceptance_length, 3))
+    assert summary_notes([possible]) == []
+    assert "do not quote it" in summary_notes([impossible])[0]
 
 
 def test_bad_counts_are_refused():

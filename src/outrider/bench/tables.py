@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from outrider.bench.compare import Outcome
+from outrider.bench.lanes import PLAIN
 from outrider.bench.measure import PEER, Measured
 from outrider.bench.summary import ALL, LaneSummary, Spread
 from outrider.bench.verification import VerifyReport
@@ -19,6 +20,8 @@ VERIFY_SCHEMA = "outrider.verify/1"
 
 STYLE = {Outcome.IDENTICAL: "green", Outcome.TIE: "yellow", Outcome.DIVERGED: "bold red"}
 SHOWN_DIFFERENCES = 20
+PLAUSIBLE = 1.1
+"""A speed-up may exceed the acceptance length by this factor before it is called implausible: timings vary."""
 
 
 def print_verify(report: VerifyReport, console: Console, decode: Callable[[int], str]) -> None:
@@ -92,17 +95,37 @@ def verify_json(report: VerifyReport, facts: Mapping[str, object]) -> dict[str, 
 
 
 def print_bench(measured: Measured, summaries: Seq[LaneSummary], warnings: Seq[str], console: Console) -> None:
-    """A table over all prompts, one by category where there are several, where the time goes, notes."""
-    console.print(_speed_table([summary for summary in summaries if summary.category == ALL], "all prompts"))
-    for category in dict.fromkeys(summary.category for summary in summaries):
-        if category != ALL:
-            console.print(_speed_table([summary for summary in summaries if summary.category == category], category))
-    for note in [*warnings, *measured.notes, *_difference_notes(summaries)]:
+    """A table over all prompts, one of categories where there are several, notes."""
+    console.print(_speed_table([summary for summary in summaries if summary.category == ALL]))
+    if any(summary.category != ALL for summary in summaries):
+        console.print(_category_table(summaries, measured.lane_names))
+    for note in [*warnings, *measured.notes, *summary_notes(summaries)]:
         console.print(f"note: {note}", markup=False, highlight=False, soft_wrap=True)
 
 
-def _speed_table(summaries: Seq[LaneSummary], title: str) -> Table:
-    table = Table(title=title, title_justify="left", title_style="bold", header_style="bold")
+def _category_table(summaries: Seq[LaneSummary], lanes: Seq[str]) -> Table:
+    """Median speed-up and acceptance length of each lane by category; for plain, its tokens a second."""
+    table = Table(header_style="bold")
+    table.add_column("category")
+    table.add_column("prompts", justify="right")
+    for lane in lanes:
+        table.add_column(f"{lane} tok/s" if lane == PLAIN else f"{lane} (length)", justify="right")
+    for category in dict.fromkeys(s.category for s in summaries if s.category != ALL):
+        row = {s.lane: s for s in summaries if s.category == category}
+        cells = [_category_cell(row[lane]) for lane in lanes]
+        table.add_row(category, str(row[PLAIN].prompts), *cells)
+    return table
+
+
+def _category_cell(s: LaneSummary) -> str:
+    if s.lane == PLAIN:
+        return _middle(s.tok_s, ".1f")
+    factor = _factor(s.speedup.by_prompt.median if s.speedup else None)
+    return f"{factor} ({s.stats.acceptance_length:.2f})" if s.counts_known else factor
+
+
+def _speed_table(summaries: Seq[LaneSummary]) -> Table:
+    table = Table(header_style="bold")
     table.add_column("lane")
     columns = ["tok/s", "IQR", "speed-up", "IQR", "of totals", "+prefill", "accept", "length", "passes", "TTFT ms"]
     for name in [*columns, "TPOT ms", "draft", "target", "answers"]:
@@ -136,13 +159,21 @@ def _answers(summary: LaneSummary) -> str:
     return f"{summary.prompts - summary.differing}/{summary.prompts} equal"
 
 
-def _difference_notes(summaries: Seq[LaneSummary]) -> list[str]:
+def summary_notes(summaries: Seq[LaneSummary]) -> list[str]:
+    """Where answers differ, and where a speed-up is more than the acceptance length can give."""
     notes = []
-    for s in summaries:
-        if s.category == ALL and s.differing:
+    for s in (s for s in summaries if s.category == ALL):
+        if s.differing:
             notes.append(
                 f"{s.lane}: {s.differing} of {s.prompts} answers differ from plain ({s.ties} by ties that rounding "
                 f"explains, {s.diverged} DIVERGED); they are left out of the speed-ups"
+            )
+        ceiling = s.stats.acceptance_length * PLAUSIBLE
+        if s.speedup and s.counts_known and s.speedup.of_totals > ceiling:
+            notes.append(
+                f"{s.lane}: a speed-up of {s.speedup.of_totals:.2f} is more than its {s.stats.acceptance_length:.2f} "
+                "tokens a pass can give: passes over one row are slower here than over several, or the machine was "
+                "disturbed; do not quote it"
             )
     return notes
 
@@ -173,7 +204,7 @@ def bench_json(
         **facts,
         "lanes": lanes,
         "peer": {"url": peer.url, "model": peer.model, "figures_from": sorted(peer.sources)} if peer else None,
-        "notes": [*warnings, *measured.notes, *_difference_notes(summaries)],
+        "notes": [*warnings, *measured.notes, *summary_notes(summaries)],
     }
 
 

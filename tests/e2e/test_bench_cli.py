@@ -1,0 +1,155 @@
+"""`outrider bench` through the real entry point, on a tiny model; and on the default model where marked."""
+
+from __future__ import annotations
+
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+from tests.tiny_folder import write_tiny_model
+
+from outrider.cli.main import main
+
+PROMPTS = [
+    {"question_id": 1, "category": "code", "turns": ["x = x = x = x", "again"]},
+    {"question_id": 2, "category": "prose", "turns": ["the cat and the cat"]},
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    root = tmp_path_factory.mktemp("models")
+    write_tiny_model(root / "target")
+    write_tiny_model(root / "draft", layers=1)
+    (root / "prompts.jsonl").write_text("\n".join(json.dumps(prompt) for prompt in PROMPTS))
+    return root
+
+
+@pytest.fixture
+def bench(folder, capsys):
+    """Runs the command on the tiny target; returns (exit code, stdout, stderr)."""
+
+    def run(*args):
+        options = ["--dtype", "float32", "--max-tokens", "12", "--prompts", str(folder / "prompts.jsonl")]
+        code = main(["bench", str(folder / "target"), *options, *args])
+        return code, *capsys.readouterr()
+
+    return run
+
+
+class CountingPeer(BaseHTTPRequestHandler):
+    """A server that lists one model and answers everything with eight tokens."""
+
+    def do_GET(self):
+        self._send({"data": [{"id": "tiny"}]})
+
+    def do_POST(self):
+        self.rfile.read(int(self.headers["Content-Length"]))
+        timings = {"predicted_n": 8, "predicted_per_second": 40.0}
+        self._send({"choices": [{"message": {"content": "hello"}, "finish_reason": "length"}], "timings": timings})
+
+    def _send(self, document):
+        data = json.dumps(document).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *args):
+        return
+
+
+@pytest.fixture
+def peer_url():
+    server = HTTPServer(("127.0.0.1", 0), CountingPeer)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_a_table_then_one_json_line(bench, folder):
+    drafters = ["--drafter", "ngram,draft_model", "--draft-model", str(folder / "draft")]
+    code, out, _ = bench(*drafters, "--k", "1,3", "--repeat", "2")
+    assert code == 0
+    *table, last = out.splitlines()
+    assert any("speed-up" in line for line in table)
+    assert any("category" in line for line in table)
+    document = json.loads(last)
+    assert document["schema"] == "outrider.bench/1"
+    names = ["plain", "ngram K=1", "ngram K=3", "draft_model K=1", "draft_model K=3"]
+    assert [lane["lane"] for lane in document["lanes"]] == names
+    for lane in document["lanes"]:
+        assert lane["all"]["prompts"] == 2
+        assert lane["all"]["answers"]["diverged"] == 0
+        assert set(lane["categories"]) == {"code", "prose"}
+    assert document["lanes"][0]["all"]["speedup"] is None
+    assert document["lanes"][3]["all"]["draft_passes"] > 0
+    assert document["measurement"]["repeat"] == 2
+    assert document["settings"]["seed"] == 0
+    assert document["machine"]["cpu"]
+
+
+def test_with_json_the_table_goes_to_stderr(bench):
+    code, out, err = bench("--drafter", "suffix", "--json", "--quiet", "--limit", "1")
+    assert code == 0
+    assert out.count("\n") == 1
+    assert json.loads(out)["settings"]["prompt_count"] == 1
+    assert "speed-up" in err
+
+
+def test_two_turns(bench):
+    code, out, _ = bench("--drafter", "suffix", "--json", "--quiet", "--turns", "2", "--chat")
+    assert code == 0
+    assert json.loads(out)["lanes"][0]["all"]["prompts"] == 3
+
+
+def test_a_peer_is_measured_beside_our_lanes(bench, peer_url):
+    code, out, _ = bench("--drafter", "ngram", "--json", "--quiet", "--peer-url", peer_url)
+    assert code == 0
+    document = json.loads(out)
+    assert document["peer"] == {"url": peer_url, "model": "tiny", "figures_from": ["timings"]}
+    assert document["lanes"][-1]["all"]["tok_s"]["median"] == pytest.approx(40.0)
+
+
+def test_a_drafter_that_never_drafts_is_named(bench):
+    code, out, _ = bench("--drafter", "suffix", "--k", "0")
+    assert code == 0
+    assert "speculation never happened" in out
+    assert any("speculation never happened" in note for note in json.loads(out.splitlines()[-1])["notes"])
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "message"),
+    [
+        (["--peer-url", "http://127.0.0.1:9"], 1, "no connection"),
+        (["--peer-url", "localhost:8080"], 2, "give http://host:port"),
+        (["--repeat", "0"], 2, "repeat = 0"),
+        (["--k", "-1"], 2, "K = -1 is not allowed"),
+        (["--temperature", "-1"], 2, "temperature = -1.0 is not allowed"),
+        (["--turns", "2", "--raw"], 2, "a raw prompt is one text"),
+        (["--drafter", "draft_model"], 2, "needs a draft model"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line(bench, args, code, message):
+    found, out, err = bench("--quiet", *args)
+    assert found == code
+    assert message in err
+    assert err.count("\n") == 1
+    assert not out
+
+
+@pytest.mark.model
+def test_the_default_model(capsys):
+    from outrider.models.loader.catalogue import DEFAULT_MODEL
+
+    options = ["--drafter", "suffix", "--k", "3", "--limit", "2", "--max-tokens", "16", "--json", "--quiet"]
+    assert main(["bench", DEFAULT_MODEL, *options]) == 0
+    document = json.loads(capsys.readouterr().out)
+    plain, suffix = document["lanes"]
+    assert suffix["all"]["answers"]["diverged"] == 0
+    assert plain["all"]["target_passes"] >= suffix["all"]["target_passes"]
+    assert 0 < suffix["all"]["time"]["target_share"] <= 1
