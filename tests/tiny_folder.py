@@ -25,9 +25,11 @@ def write_tiny_model(
     context: int = 512,
     wild_padding: bool = False,
     template: str | None = TEMPLATE,
+    shuffled: bool = False,
 ) -> Path:
     """Token ids are bytes, EOS is 256, further ids are unused rows. The answers are gibberish that soon repeats.
 
+    `shuffled` gives another tokenizer, in which id i is byte 255 - i.
     `wild_padding` gives the unused rows of the head large weights, as untrained rows may have.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -53,7 +55,7 @@ def write_tiny_model(
     if wild_padding:
         weights["lm_head.weight"][EOS + 1 :] = torch.randn(vocab - EOS - 1, HIDDEN) * 10
     save_file(weights, folder / "model.safetensors")
-    _backend().save(str(folder / "tokenizer.json"))
+    _backend(shuffled).save(str(folder / "tokenizer.json"))
     return folder
 
 
@@ -85,9 +87,11 @@ def _weights(seed: int, layers: int, vocab: int) -> dict[str, torch.Tensor]:
     return weights
 
 
-def _backend() -> Backend:
+def _backend(shuffled: bool) -> Backend:
     by_byte = {bytes_of(char): char for char in sorted(pre_tokenizers.ByteLevel.alphabet())}
-    backend = Backend(models.BPE(vocab={by_byte[bytes([i])]: i for i in range(256)}, merges=[]))
+    backend = Backend(
+        models.BPE(vocab={by_byte[bytes([255 - i if shuffled else i])]: i for i in range(256)}, merges=[])
+    )
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens(["<eos>"])
