@@ -143,10 +143,10 @@ def test_passes_are_counted(variant: tuple[str, str]) -> None:
     assert draft.passes == counted.passes
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(3))
 def test_state_after_any_history_is_that_of_a_fresh_drafter(variant: tuple[str, str], seed: int) -> None:
     model, dice = watched(1), random.Random(seed)
-    rule, params = RULED_PARAMS[seed]
+    rule, params = RULED_PARAMS[2 * seed]
     old = make(variant, model)
     seq = sequence(7, PROMPTS[seed % 3], params, rule, seed=seed)
     old.open(seq)
@@ -161,7 +161,7 @@ def test_state_after_any_history_is_that_of_a_fresh_drafter(variant: tuple[str, 
         fresh.close(seq)
 
 
-@pytest.mark.parametrize(("rule", "params"), RULED_PARAMS, ids=[rule for rule, _ in RULED_PARAMS])
+@pytest.mark.parametrize(("rule", "params"), RULED_PARAMS[::2], ids=["greedy", "block", "coupled"])
 def test_batched_equals_solo(variant: tuple[str, str], rule: str, params: SamplingParams) -> None:
     def run(groups: list[list[int]]) -> list[tuple[list[int], int, int]]:
         target, results = watched(0), {}
