@@ -155,7 +155,7 @@ class LLM:
         *,
         stream: Literal[False] = False,
         speculation: Speculation | Seq[Speculation] | None = None,
-        prediction: str | None = None,
+        prediction: str | Seq[int] | None = None,
     ) -> list[Result]: ...
 
     @overload
@@ -166,7 +166,7 @@ class LLM:
         *,
         stream: Literal[True],
         speculation: Speculation | Seq[Speculation] | None = None,
-        prediction: str | None = None,
+        prediction: str | Seq[int] | None = None,
     ) -> Iterator[TokenEvent | Result]: ...
 
     def generate(
@@ -176,18 +176,19 @@ class LLM:
         *,
         stream: bool = False,
         speculation: Speculation | Seq[Speculation] | None = None,
-        prediction: str | None = None,
+        prediction: str | Seq[int] | None = None,
     ) -> list[Result] | Iterator[TokenEvent | Result]:
         """Answers one prompt or several in one batch.
 
-        A prompt is text, a list of chat messages ({"role", "content"}), or a list of token ids. Returns a list of
+        A prompt is text, a list of chat messages ({"role", "content"}), or a list of token ids; `prediction` (text or
+        token ids) is what the answer may largely repeat. Returns a list of
         Results in the order of the prompts; with `stream`, an iterator of TokenEvents as tokens become final, and each
         request's Result when it ends (`TokenEvent.request` counts the prompts from 0).
         """
         single = _as_list(prompts)
         all_params = _broadcast("params", params, SamplingParams(), len(single))
         all_spec = _broadcast("speculation", speculation, Speculation(), len(single))
-        predicted = self._encode(prediction, "prediction") if prediction is not None else None
+        predicted = self._encode(prediction, "prediction") if isinstance(prediction, str) else prediction
         requests = [
             Request(self.encode_prompt(prompt), p, s, predicted)
             for prompt, p, s in zip(single, all_params, all_spec, strict=True)

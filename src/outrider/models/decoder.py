@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence as Seq
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import torch
@@ -53,11 +54,13 @@ class Decoder:
         norm_d: Tensor,
         head: Linear,
         *,
+        vocab_size: int,
         kv_dtype: torch.dtype,
         context_length: int,
         name: str,
     ) -> None:
         self.config = config
+        self.vocab_size = vocab_size
         self.name = name
         self.context_length = context_length
         self.layers = layers
@@ -78,34 +81,37 @@ class Decoder:
         *,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
+        vocab_size: int | None = None,
         kv_dtype: torch.dtype | None = None,
         context_length: int | None = None,
         name: str = "decoder",
     ) -> Decoder:
-        """Reads the weights layer by layer. `dtype` is that of the matrices; norms and biases stay float32.
+        """Reads the weights layer by layer, in as many threads as torch has. `dtype` is that of the matrices; norms and
+        biases stay float32.
 
-        `kv_dtype` defaults to float32 on a CPU and to `dtype` elsewhere; `context_length` can shorten the model's own.
+        `vocab_size` leaves out rows of the head that stand for no token (padding): they are never computed, so never
+        emitted. `kv_dtype` defaults to float32 on a CPU and to `dtype` elsewhere; `context_length` can shorten the
+        model's own.
         """
         assert dtype in (torch.float32, torch.bfloat16), f"weights of {dtype}"
         config = checkpoint.config
         read = _Reader(checkpoint, dtype, torch.device(device))
-        embed_Vd = read.matrix("embed")
-        layers = [read.layer(f"layers.{index}") for index in range(config.n_layers)]
-        head = read.linear("head") if "head.weight" in read.names else make_linear(embed_Vd)
+        rows = min(vocab_size or config.vocab_size, config.vocab_size)
+        with ThreadPoolExecutor(torch.get_num_threads()) as threads:
+            ends = threads.submit(read.ends, rows)
+            layers = list(threads.map(read.layer, range(config.n_layers)))
+            embed_Vd, head = ends.result()
         return cls(
             config,
             embed_Vd,
             layers,
             read.vector("norm.weight"),
             head,
+            vocab_size=rows,
             kv_dtype=kv_dtype or (torch.float32 if embed_Vd.device.type == "cpu" else dtype),
             context_length=min(context_length or config.context_length, config.context_length),
             name=name,
         )
-
-    @property
-    def vocab_size(self) -> int:
-        return self.config.vocab_size
 
     @property
     def n_layers(self) -> int:
@@ -215,7 +221,14 @@ class _Reader:
             bias = torch.cat(filled)
         return make_linear(weights[0] if len(weights) == 1 else torch.cat(weights), bias)
 
-    def layer(self, prefix: str) -> Layer:
+    def ends(self, rows: int) -> tuple[Tensor, Linear]:
+        """The embedding, and the first `rows` rows of the head: the embedding again where there is no other matrix."""
+        embed_Vd = self.matrix("embed")
+        head_Vd = self.matrix("head") if "head.weight" in self.names else embed_Vd
+        return embed_Vd, make_linear(head_Vd if rows == len(head_Vd) else head_Vd[:rows])
+
+    def layer(self, index: int) -> Layer:
+        prefix = f"layers.{index}"
         return Layer(
             attn_norm_d=self.vector(f"{prefix}.attn_norm.weight"),
             qkv=self.linear(f"{prefix}.q", f"{prefix}.k", f"{prefix}.v"),

@@ -70,13 +70,15 @@ class TransformersModel:
     """
 
     trees = False
+    vocab_size: int
+    """Columns of the logits; the loader lowers it where the model has rows for which there is no token."""
 
     def __init__(self, model: Untyped, name: str, new_dynamic_cache: Untyped) -> None:
         self._model = model.eval()
         self._new_dynamic_cache = new_dynamic_cache
         text = model.config.get_text_config(decoder=True)
         self.name = name
-        self.vocab_size: int = text.vocab_size
+        self.vocab_size = text.vocab_size
         self.context_length: int = getattr(text, "max_position_embeddings", None) or 2048
         self.n_layers: int = text.num_hidden_layers
         parameters = inspect.signature(model.forward).parameters
@@ -141,7 +143,7 @@ class TransformersModel:
         for segment in segments:
             out = self._run(segment, logits, bool(taps))
             if logits:
-                logits_mV.append(out.logits[0].float())
+                logits_mV.append(out.logits[0, :, : self.vocab_size].float())
             if taps:
                 features_mF.append(torch.cat([out.hidden_states[tap + 1][0] for tap in taps], dim=-1).float())
         return Pass(torch.cat(logits_mV) if logits else None, torch.cat(features_mF) if taps else None)

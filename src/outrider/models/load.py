@@ -82,7 +82,9 @@ def _natively(checkpoint: Checkpoint, device: str, precision: Decision) -> Loade
     else:
         tokenizer = Tokenizer.from_folder(source.path, vocab_size=checkpoint.config.vocab_size)
     name = path.stem if path.is_file() else path.name
-    model = Decoder.from_checkpoint(checkpoint, dtype=DTYPES[precision.value], device=device, name=name)
+    model = Decoder.from_checkpoint(
+        checkpoint, dtype=DTYPES[precision.value], device=device, vocab_size=tokenizer.used_size, name=name
+    )
     how = (
         f"{checkpoint.config.architecture} is an architecture of the native decoder ({checkpoint.quantisation} on disk)"
     )
@@ -105,6 +107,7 @@ def _arithmetic(model: Decoder) -> Decision:
 def _through_transformers(folder: Path, device: str, precision: Decision, why: str) -> LoadedModel:
     model = TransformersModel.from_folder(folder, dtype=DTYPES[precision.value], device=device)
     tokenizer = Tokenizer.from_folder(folder, vocab_size=model.vocab_size)
+    model.vocab_size = tokenizer.used_size
     return LoadedModel(
         model=model,
         tokenizer=tokenizer,
