@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.tiny_folder import write_tiny_model
 
 from outrider.cli.main import main
+from tests.tiny_folder import write_tiny_model
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +22,8 @@ def folder(tmp_path_factory):
     config |= {"architectures": ["MysteryForCausalLM"], "model_type": "mystery"}
     (strange / "config.json").write_text(json.dumps(config))
     whole = (root / "target" / "model.safetensors").read_bytes()
-    (root / "cut.safetensors").write_bytes(whole[: len(whole) // 2])
+    write_tiny_model(root / "cut")
+    (root / "cut" / "model.safetensors").write_bytes(whole[: len(whole) // 2])
     (root / "cut.gguf").write_bytes(b"GGUF\x03\x00\x00\x00" + b"\x01" * 40)
     (root / "noise.gguf").write_bytes(bytes(range(256)))
     (root / "empty.gguf").write_bytes(b"")
@@ -87,7 +88,7 @@ BAD_MODELS = {
     "cut.gguf": ["cut.gguf"],
     "noise.gguf": ["noise.gguf"],
     "empty.gguf": ["empty.gguf"],
-    "cut.safetensors": ["cut.safetensors"],
+    "cut": ["model.safetensors"],
     "pickle.bin": ["pickle.bin", "safetensors"],
     "strange": ["ystery"],
     "hf:not a name": ["names no repository"],

@@ -5,11 +5,11 @@ import json
 import signal
 
 import pytest
-from tests.tiny_folder import write_tiny_model
 
 from outrider.cli import chat as chat_command
 from outrider.cli.main import main
 from outrider.cli.terminal import TokenPrinter
+from tests.tiny_folder import write_tiny_model
 
 
 @pytest.fixture(scope="module")

@@ -3,10 +3,10 @@
 import json
 
 import pytest
-from tests.tiny_folder import write_tiny_model
 
 from outrider.cli.main import main
 from outrider.models.loader.catalogue import CATALOGUE, DEFAULT_MODEL
+from tests.tiny_folder import write_tiny_model
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from outrider.cli import common
-from outrider.cli.terminal import TokenPrinter, heading, note, print_plan, summary
+from outrider.cli.terminal import TokenPrinter, aside, heading, print_plan, summary
 
 if TYPE_CHECKING:
     from outrider.cli.answer import Streamed
@@ -125,7 +125,7 @@ def _run(llm: LLM, name: str, text: str, params: SamplingParams, *, shown: bool)
     speculative, plain = (max(lane, key=lambda r: r.timings.predicted_per_second) for lane in zip(*pairs, strict=True))
     if shown:
         figures = summary(speculative.stats, speculative.timings.predicted_per_second, plain.timings)
-        note(f"plain gives {sentence} | {figures}")
+        aside(f"plain gives {sentence} | {figures}")
     return _Lanes(name, speculative, plain, len(pairs), outcome, sentence)
 
 

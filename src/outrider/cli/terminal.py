@@ -69,6 +69,11 @@ def note(line: str) -> None:
     print(f"{_DIM}{line}{_RESET}" if colours(sys.stderr) else line, file=sys.stderr, flush=True)
 
 
+def aside(line: str) -> None:
+    """A dim line on stdout."""
+    print(f"{_DIM}{line}{_RESET}" if colours(sys.stdout) else line, flush=True)
+
+
 def heading(line: str) -> None:
     """A line on stdout that stands out."""
     print(f"{_BOLD}{line}{_RESET}" if colours(sys.stdout) else line, flush=True)
