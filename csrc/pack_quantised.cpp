@@ -95,19 +95,34 @@ void read_block(const std::uint8_t* raw, GgmlType type, Block& block) {
   }
 }
 
-// `out` is where the codes of a group begin; it was zeroed.
+std::uint32_t read_quad(const std::uint8_t* codes) {
+  std::uint32_t quad;
+  std::memcpy(&quad, codes, sizeof(quad));
+  return quad;
+}
+
+// The codes of a group begin at `out`; this column's bytes of each vector are written.
 void write_codes(const std::uint8_t* codes, std::uint8_t* out, std::size_t column, std::size_t panel, std::size_t bits) {
-  const std::size_t vector = 4 * panel;
-  for (std::size_t i = 0; i < 32; ++i) {
-    const std::size_t quad = i / 4, byte = 4 * column + i % 4;
-    if (bits == 8) {
-      out[quad * vector + byte] = codes[i];
-      continue;
-    }
-    out[quad / 2 * vector + byte] |= (codes[i] & 15) << (quad % 2 * 4);
-    if (bits == 5) out[4 * vector + byte] |= (codes[i] >> 4) << quad;
-    if (bits == 6) out[(4 + quad / 4) * vector + byte] |= (codes[i] >> 4) << (quad % 4 * 2);
+  const auto write = [&](std::size_t vector, std::uint32_t quad) {
+    std::memcpy(out + vector * 4 * panel + 4 * column, &quad, sizeof(quad));
+  };
+  if (bits == 8) {
+    for (std::size_t quad = 0; quad < 8; ++quad) write(quad, read_quad(codes + 4 * quad));
+    return;
   }
+  std::uint32_t fifth = 0, both[2] = {0, 0};
+  for (std::size_t quad = 0; quad < 8; ++quad) {
+    const std::uint32_t high = read_quad(codes + 4 * quad) >> 4;
+    fifth |= (high & 0x01010101u) << quad;
+    both[quad / 4] |= (high & 0x03030303u) << (quad % 4 * 2);
+  }
+  for (std::size_t vector = 0; vector < 4; ++vector) {
+    const std::uint32_t low = read_quad(codes + 8 * vector), high = read_quad(codes + 8 * vector + 4);
+    write(vector, (low & 0x0f0f0f0fu) | (high & 0x0f0f0f0fu) << 4);
+  }
+  if (bits == 5) write(4, fifth);
+  if (bits == 6) write(4, both[0]);
+  if (bits == 6) write(5, both[1]);
 }
 
 // Scales are stored field by field: all columns' first, then all columns' second.
@@ -133,7 +148,7 @@ void pack_panel(const void* tasks_pointer, std::size_t index) {
   const std::size_t group_bytes = (shape.scale_bytes + 4 * shape.code_bits) * panel;
   const std::size_t scale_field = shape.inputs == 32 ? 2 : 1;
   std::uint8_t* out = tasks.packed + index * blocks * block_bytes;
-  std::memset(out, 0, blocks * block_bytes);
+  if ((index + 1) * panel > tasks.n) std::memset(out, 0, blocks * block_bytes);  // columns past n weigh nothing
   for (std::size_t column = 0; column < panel && index * panel + column < tasks.n; ++column) {
     const std::uint8_t* raw = tasks.raw + (index * panel + column) * blocks * shape.file_bytes;
     for (std::size_t b = 0; b < blocks; ++b) {

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -34,8 +36,13 @@ def level(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> st
 
 
 @pytest.fixture(autouse=True)
-def _seed() -> None:
+def _quiet_torch() -> Iterator[None]:
+    """One seed, and one torch thread: the two pools would only disturb each other on tensors this small."""
     torch.manual_seed(0)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 def _ran(operation: str) -> int:
@@ -43,18 +50,18 @@ def _ran(operation: str) -> int:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("n", "k"), [(16, 32), (100, 64), (33, 577), (1, 1), (576, 1536), (64, 256), (5, 257)])
-@pytest.mark.parametrize("rows", [1, 2, 5, 7, 16, 17, 130])
-def test_linear_matches_its_twin(level: str, dtype: torch.dtype, n: int, k: int, rows: int) -> None:
-    weight_NK, bias_N, x_MK = torch.randn(n, k).to(dtype), torch.randn(n), torch.randn(rows, k)
+@pytest.mark.parametrize(("n", "k"), [(100, 64), (33, 577), (1, 1), (192, 1536), (64, 256), (5, 257)])
+def test_linear_matches_its_twin(level: str, dtype: torch.dtype, n: int, k: int) -> None:
+    weight_NK, bias_N = torch.randn(n, k).to(dtype), torch.randn(n)
     before = _ran("linear")
-    for bias in (None, bias_N):
+    for rows, bias in itertools.product([1, 2, 3, 4, 5, 6, 7, 16, 17, 130], [None, bias_N]):
+        x_MK = torch.randn(rows, k)
         y_MN = kernels.pack_linear(weight_NK, bias)(x_MK)
         expected_MN = x_MK.double() @ weight_NK.double().T + (0 if bias is None else bias.double())
         scale_MN = x_MK.double().abs() @ weight_NK.double().abs().T + 1
         assert ((y_MN - expected_MN).abs() <= 2e-6 * scale_MN).all()
         torch.testing.assert_close(y_MN, reference.linear(x_MK, weight_NK, bias), atol=1e-3, rtol=1e-5)
-    assert _ran("linear") == before + 2
+    assert _ran("linear") == before + 20
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -230,9 +237,7 @@ def _cache(positions: int, kv_heads: int, width: int, dtype: torch.dtype) -> tup
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(
-    ("heads", "kv_heads", "width"), [(9, 3, 64), (12, 2, 128), (14, 2, 64), (4, 4, 16), (5, 1, 48)]
-)
+@pytest.mark.parametrize(("heads", "kv_heads", "width"), [(9, 3, 64), (12, 2, 128), (4, 4, 16), (5, 1, 48)])
 @pytest.mark.parametrize(("rows", "length"), [(1, 0), (5, 3), (4, 126), (16, 700), (70, 0)])
 def test_attention_matches_its_twin(
     level: str, dtype: torch.dtype, heads: int, kv_heads: int, width: int, rows: int, length: int
