@@ -35,7 +35,8 @@ METHOD_LAWS = {
 }
 """The laws of each method's drafts. Greedy parameters give POINT drafts under every method."""
 
-GREEDY_BELOW_TEMPERATURE = 0.5
+GREEDY_BELOW_TEMPERATURE = 0.3
+"""Below it q is so peaked that a draw is nearly always the likeliest token, which needs no row of q to be kept."""
 
 Q_RULES = ("chain", "block")
 """Rules that weigh q. Under a rule that only compares tokens, the likeliest token is the best guess."""
