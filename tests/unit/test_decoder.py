@@ -182,6 +182,17 @@ def test_a_shorter_context_can_be_asked_for() -> None:
     assert cache.capacity == 16
 
 
+@pytest.mark.parametrize("tied", [False, True])
+def test_rows_of_the_head_without_a_token_are_left_out(tied: bool) -> None:
+    from tests.tiny_decoder import RandomCheckpoint
+
+    checkpoint = RandomCheckpoint(replace(TINY, tie_embeddings=tied))
+    whole, cut = (Decoder.from_checkpoint(checkpoint, vocab_size=size) for size in (None, 100))  # type: ignore[arg-type]
+    assert (whole.vocab_size, cut.vocab_size) == (VOCAB, 100)
+    rows = [logits(model, Segment(model.new_cache(), [1, 120, 2])) for model in (whole, cut)]
+    torch.testing.assert_close(rows[1], rows[0][:, :100], rtol=0, atol=1e-4)
+
+
 def test_the_cache_of_another_model_is_refused() -> None:
     from outrider.models.table import TableCache
 
