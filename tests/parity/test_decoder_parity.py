@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 import torch
-from tests.tiny_decoder import FAMILIES, random_tokens, reference_logits, write_reference
 from torch import Tensor
 
 from outrider.core.protocols import Segment
 from outrider.models.decoder import Decoder
 from outrider.models.loader.checkpoint import open_checkpoint
+from tests.tiny_decoder import FAMILIES, random_tokens, reference_logits, write_reference
 
 pytest.importorskip("transformers")
 

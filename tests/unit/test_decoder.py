@@ -9,7 +9,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tests.tiny_decoder import TINY, VOCAB, random_tokens, tiny_decoder
 from torch import Tensor
 
 from outrider import kernels
@@ -20,6 +19,7 @@ from outrider.models.decoder import Decoder
 from outrider.models.kv import DecoderCache
 from outrider.models.linear import TorchLinear
 from outrider.models.loader.checkpoint import RopeScaling
+from tests.tiny_decoder import TINY, VOCAB, random_tokens, tiny_decoder
 
 VARIANTS = {
     "llama": tiny_decoder(),

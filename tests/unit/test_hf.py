@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from tests.tiny_decoder import VOCAB, random_tokens, reference_logits, write_reference
 
 from outrider.core.protocols import Segment
 from outrider.errors import ConfigError, MissingExtraError, ModelFileError
 from outrider.models.hf import TransformersModel
+from tests.tiny_decoder import VOCAB, random_tokens, reference_logits, write_reference
 
 transformers = pytest.importorskip("transformers")
 

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.tiny_folder import write_tiny_model
 
 from outrider import kernels
 from outrider.core.protocols import Segment
@@ -15,6 +14,7 @@ from outrider.models.decoder import Decoder
 from outrider.models.hf import TransformersModel
 from outrider.models.load import load_model
 from outrider.models.loader.checkpoint import UnknownArchitectureError
+from tests.tiny_folder import write_tiny_model
 
 
 @pytest.fixture(scope="module")
