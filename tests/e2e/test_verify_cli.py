@@ -28,7 +28,7 @@ def verify(folder, capsys):
     """Runs the command on the tiny target; returns (exit code, stdout, stderr)."""
 
     def run(*args):
-        options = ["--dtype", "float32", "--max-tokens", "12", "--prompts", str(folder / "prompts.jsonl")]
+        options = ["--dtype", "float32", "--max-tokens", "8", "--prompts", str(folder / "prompts.jsonl")]
         code = main(["verify", str(folder / "target"), *options, *args])
         return code, *capsys.readouterr()
 
@@ -46,13 +46,13 @@ class KeepsTheFirst(GreedyVerifier):
 @pytest.mark.parametrize("temperature", ["0", "0.8"])
 def test_all_drafters_and_lengths_are_clean(verify, folder, temperature):
     drafters = ["--drafter", "ngram,suffix,draft_model", "--draft-model", str(folder / "draft")]
-    code, out, _ = verify(*drafters, "--k", "1,2,5", "--temperature", temperature, "--json")
+    code, out, _ = verify(*drafters, "--k", "1,5", "--temperature", temperature, "--json")
     assert code == 0
     document = json.loads(out)
     assert out.count("\n") == 1
     assert document["outcome"] in ("IDENTICAL", "TIE")
     assert [(lane["drafter"], lane["k"]) for lane in document["lanes"]] == [
-        (drafter, k) for drafter in ("ngram", "suffix", "draft_model") for k in (1, 2, 5)
+        (drafter, k) for drafter in ("ngram", "suffix", "draft_model") for k in (1, 5)
     ]
     for lane in document["lanes"]:
         assert lane["prompts"] == 2

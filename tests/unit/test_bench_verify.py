@@ -13,7 +13,8 @@ from outrider import LLM, SamplingParams
 from outrider.bench.compare import Outcome, compare
 from outrider.bench.lanes import Lane, comparable_rules, lanes, parse_ks
 from outrider.bench.oracle import Gap, PlainOracle
-from outrider.bench.verification import verify
+from outrider.bench.verification import precision, verify
+from outrider.core.types import Decision
 from outrider.core.verdict import Origin, SeqVerdict
 from outrider.drafters.fixed import FixedDrafter
 from outrider.drafters.ngram import NgramDrafter
@@ -196,6 +197,23 @@ def test_rules_that_cannot_be_compared_are_refused_with_what_to_use_instead():
         comparable_rules(["block"], SAMPLED)
     with pytest.raises(ConfigError, match="cannot be compared"):
         verify(llm_of(random_table(V)), PROMPTS, SAMPLED, [Lane("ngram", 3, "chain")])
+
+
+@pytest.mark.parametrize(
+    ("plan", "expected"),
+    [
+        ({}, "float64"),
+        ({"dtype": "bfloat16", "kernels": "avx2"}, "float32"),
+        ({"dtype": "bfloat16", "kernels": "torch"}, "bfloat16"),
+        ({"dtype": "float32", "kernels": "torch"}, "float32"),
+        ({"dtype": "bfloat16"}, "bfloat16"),
+        ({"dtype": "int8", "kernels": "torch"}, "bfloat16"),
+    ],
+)
+def test_the_tolerance_follows_the_arithmetic(plan, expected):
+    llm = llm_of(random_table(V))
+    llm.plan = [Decision(field, value, "") for field, value in plan.items()]
+    assert precision(llm) == expected
 
 
 def test_lanes_name_what_is_allowed():

@@ -23,14 +23,13 @@ from outrider.core.warp import RowContext, warp
 
 PREFILL_CHUNK = 512
 
-RELATIVE_TOLERANCE = {"float64": 1e-9, "float32": 1e-4, "bfloat16": 2.0**-6, "int": 2.0**-6}
+RELATIVE_TOLERANCE = {"float64": 1e-9, "float32": 1e-4, "bfloat16": 2.0**-6}
 """How far rounding may move a logit, as a share of the row's largest |logit|, by the precision of the arithmetic.
 
 float64   2^-53 a step: 1e-9 leaves six digits for thousands of steps.
 float32   2^-24 a step; sums of a thousand terms in another order, over tens of layers, stay below 1e-5.
 bfloat16  activations are rounded to 8 bits before every matrix: one unit in the last place is 2^-8 to 2^-7 of a logit,
-          and a different order of summation moves some of them; 2 to 4 units are allowed.
-int       activations are rounded to 8 bits too, with a scale for each group of 32.
+          and another order of summation moves some of them; 2 to 4 units are allowed.
 """
 
 
