@@ -7,9 +7,9 @@ import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
-from tests.tiny_folder import write_tiny_model
 
 from outrider.cli.main import main
+from tests.tiny_folder import write_tiny_model
 
 PROMPTS = [
     {"question_id": 1, "category": "code", "turns": ["x = x = x = x", "again"]},

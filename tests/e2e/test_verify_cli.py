@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 
 import pytest
-from tests.tiny_folder import write_tiny_model
 
 from outrider.cli.main import main
 from outrider.core.verdict import Origin, SeqVerdict
 from outrider.verify.greedy import GreedyVerifier
+from tests.tiny_folder import write_tiny_model
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 from rich.console import Console
-from tests.tiny import byte_tokenizer, cycle_model
 
 from outrider import LLM, SamplingParams
 from outrider.bench.lanes import Lane
@@ -20,6 +19,7 @@ from outrider.core.stats import SpecStats
 from outrider.drafters.fixed import FixedDrafter
 from outrider.drafters.ngram import NgramDrafter
 from outrider.errors import ConfigError
+from tests.tiny import byte_tokenizer, cycle_model
 
 GREEDY = SamplingParams(max_tokens=24)
 PROMPTS = [

@@ -8,7 +8,6 @@ import time
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
-from tests.tiny import byte_tokenizer, cycle_model
 
 from outrider import LLM, SamplingParams
 from outrider.bench.lanes import Lane
@@ -19,6 +18,7 @@ from outrider.bench.summary import summarise
 from outrider.bench.tables import bench_json
 from outrider.drafters.ngram import NgramDrafter
 from outrider.errors import ConfigError
+from tests.tiny import byte_tokenizer, cycle_model
 
 PARAMS = SamplingParams(max_tokens=8, temperature=0.5, seed=7)
 MESSAGES = [{"role": "user", "content": "hi"}]

@@ -6,8 +6,6 @@ import json
 
 import pytest
 import torch
-from tests.naive import naive_tokens
-from tests.tiny import random_table
 
 from outrider import LLM, SamplingParams
 from outrider.bench.compare import Outcome, compare
@@ -21,6 +19,8 @@ from outrider.drafters.ngram import NgramDrafter
 from outrider.errors import ConfigError
 from outrider.models.table import TableModel
 from outrider.verify.coupled import CoupledVerifier
+from tests.naive import naive_tokens
+from tests.tiny import random_table
 
 V = 7
 GREEDY = SamplingParams(max_tokens=40, seed=3)
