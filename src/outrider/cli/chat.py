@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from outrider.cli import common
@@ -103,7 +104,8 @@ def _lines(interactive: bool) -> Iterator[str]:
     if not interactive:
         yield from iter(sys.stdin.readline, "")
         return
-    import readline  # noqa: F401  (input() edits lines and keeps a history once this is imported)
+    with suppress(ImportError):
+        import readline  # noqa: F401  (input() edits lines and keeps a history once this is imported)
 
     while True:
         try:
