@@ -8,6 +8,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "blocks.h"
 #include "cpu.h"
 #include "pool.h"
 
@@ -30,6 +31,11 @@ std::size_t as_size(std::int64_t number) { return static_cast<std::size_t>(numbe
 
 void require(bool holds, const char* what, std::size_t row) {
   if (!holds) throw std::out_of_range(std::string(what) + " of row " + std::to_string(row) + " is outside the tensor");
+}
+
+void dequantise_at(Address raw, Address out, std::size_t values, int type, int dtype) {
+  nb::gil_scoped_release release;
+  dequantise(at<std::uint8_t>(raw), at<void>(out), values, static_cast<GgmlType>(type), static_cast<Dtype>(dtype));
 }
 
 class Level {
@@ -116,6 +122,7 @@ NB_MODULE(_kernels, m) {
   m.def("set_threads", &set_threads);
   m.def("threads", &threads);
   m.def("physical_cores", &physical_cores);
+  m.def("dequantise", &dequantise_at);
   nb::class_<Level>(m, "Level")
       .def(nb::init<const std::string&>())
       .def_prop_ro("name", &Level::name)

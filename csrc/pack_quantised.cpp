@@ -2,18 +2,11 @@
 #include <stdexcept>
 #include <string>
 
+#include "blocks.h"
 #include "pool.h"
-#include "quantised.h"
 
 namespace outrider {
 namespace {
-
-// One block of one column: codes as bytes, head and scales as they are packed.
-struct Block {
-  std::uint8_t codes[256];
-  std::uint8_t head[4];
-  std::uint8_t scales[8][4];
-};
 
 void nibbles(const std::uint8_t* packed, std::uint8_t* codes) {
   for (int i = 0; i < 16; ++i) {
@@ -60,6 +53,8 @@ void q6_k(const std::uint8_t* raw, Block& block) {
   std::memcpy(block.head, raw + 208, 2);
 }
 
+}  // namespace
+
 void read_block(const std::uint8_t* raw, GgmlType type, Block& block) {
   switch (type) {
     case GgmlType::kQ4_0:
@@ -94,6 +89,8 @@ void read_block(const std::uint8_t* raw, GgmlType type, Block& block) {
       return q6_k(raw, block);
   }
 }
+
+namespace {
 
 std::uint32_t read_quad(const std::uint8_t* codes) {
   std::uint32_t quad;

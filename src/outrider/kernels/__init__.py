@@ -2,7 +2,7 @@
 
 from outrider.kernels.dispatch import active_level, available, fast_calls, set_threads, threads, why
 from outrider.kernels.ops import PackedLinear, add_rms_norm_, attention, pack_linear, rms_norm, rope_, swiglu
-from outrider.kernels.quantised import QuantisedLinear, pack_quantised
+from outrider.kernels.quantised import QuantisedLinear, can_dequantise, dequantise, pack_quantised
 
 __all__ = [
     "PackedLinear",
@@ -11,6 +11,8 @@ __all__ = [
     "add_rms_norm_",
     "attention",
     "available",
+    "can_dequantise",
+    "dequantise",
     "fast_calls",
     "pack_linear",
     "pack_quantised",

@@ -11,6 +11,8 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import torch
+
 from outrider.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
 
 VARIABLE = "OUTRIDER_CPU"
 LEVELS = ("portable", "avx2", "avx512")
+DTYPE_CODE = {torch.float32: 0, torch.bfloat16: 1}
+"""How the extension is told of a dtype."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,10 +12,9 @@ import torch
 from torch import Tensor
 
 from outrider.kernels import reference
-from outrider.kernels.dispatch import CALLS, CHOICE
+from outrider.kernels.dispatch import CALLS, CHOICE, DTYPE_CODE
 
 _LEVEL = CHOICE.level
-_DTYPE_CODE = {torch.float32: 0, torch.bfloat16: 1}
 _HEAD_STEP = 16
 """Head widths that the attention kernel takes are multiples of the widest vector."""
 
@@ -36,7 +35,7 @@ class PackedLinear:
         panels = -(-self.out_features // self._level.panel)
         self._weight = torch.empty(panels * self._level.panel * self.in_features, dtype=self.dtype)
         self._weight_at = self._weight.data_ptr()
-        self._code = _DTYPE_CODE[self.dtype]
+        self._code = DTYPE_CODE[self.dtype]
         self._level.pack(source_NK.data_ptr(), self._weight_at, self.out_features, self.in_features, self._code)
 
     @property
@@ -76,7 +75,7 @@ def pack_linear(weight_NK: Tensor, bias_N: Tensor | None = None) -> PackedLinear
     assert weight_NK.dim() == 2 == sum(size > 0 for size in weight_NK.shape), (
         f"a weight of shape {tuple(weight_NK.shape)}"
     )
-    assert weight_NK.dtype in _DTYPE_CODE, f"weights are {weight_NK.dtype}"
+    assert weight_NK.dtype in DTYPE_CODE, f"weights are {weight_NK.dtype}"
     assert bias_N is None or bias_N.shape == weight_NK.shape[:1], "a bias of another width than the weight"
     return PackedLinear(weight_NK, bias_N)
 
@@ -148,7 +147,7 @@ def rope_(q_MHD: Tensor, k_MGD: Tensor, cos_TR: Tensor, sin_TR: Tensor, position
 
 
 def _attention_fits(q_MHD: Tensor, keys_TGD: Tensor, values_TGD: Tensor) -> bool:
-    cache_fits = all(t.is_contiguous() and t.dtype in _DTYPE_CODE for t in (keys_TGD, values_TGD))
+    cache_fits = all(t.is_contiguous() and t.dtype in DTYPE_CODE for t in (keys_TGD, values_TGD))
     same = keys_TGD.dtype == values_TGD.dtype and q_MHD.dtype == torch.float32
     return cache_fits and same and q_MHD.shape[2] % _HEAD_STEP == 0 and _heads_together(q_MHD)
 
@@ -201,7 +200,7 @@ def attention(
         heads,
         kv_heads,
         width,
-        _DTYPE_CODE[keys_TGD.dtype],
+        DTYPE_CODE[keys_TGD.dtype],
     )
     CALLS["attention"] += 1
     return out_MHD

@@ -5,11 +5,14 @@ Shapes: M rows, K inputs, N outputs.
 
 from __future__ import annotations
 
+import importlib
+import math
+
 import torch
 from torch import Tensor
 
 from outrider.kernels import ggml
-from outrider.kernels.dispatch import CALLS, CHOICE
+from outrider.kernels.dispatch import CALLS, CHOICE, DTYPE_CODE
 
 _LEVEL = CHOICE.level
 
@@ -62,6 +65,23 @@ class QuantisedLinear:
         )
         CALLS["quantised_linear"] += 1
         return y_MN
+
+
+def can_dequantise(kind: str, dtype: torch.dtype) -> bool:
+    """Whether `dequantise` has a kernel for this type and result."""
+    return _LEVEL is not None and kind in ggml.FORMATS and dtype in DTYPE_CODE
+
+
+def dequantise(raw: Tensor, kind: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """`raw` blocks (uint8) as a new tensor of `shape`, whose rows are whole blocks: exact in float32, rounded once."""
+    assert can_dequantise(kind, dtype), f"no kernel turns {kind} into {dtype}"
+    assert raw.numel() == math.prod(shape[:-1]) * ggml.FORMATS[kind].row_nbytes(shape[-1]), "blocks of another size"
+    raw = raw.contiguous()
+    out = torch.empty(shape, dtype=dtype)
+    extension = importlib.import_module("outrider.kernels._kernels")
+    extension.dequantise(raw.data_ptr(), out.data_ptr(), out.numel(), ggml.FORMATS[kind].number, DTYPE_CODE[dtype])
+    CALLS["dequantise"] += 1
+    return out
 
 
 def pack_quantised(raw: Tensor, kind: str, shape_NK: tuple[int, int], bias_N: Tensor | None = None) -> QuantisedLinear:

@@ -1,4 +1,4 @@
-"""Blocks of GGML's quantised types to floats, bit for bit as the reference computes them, in plain torch.
+"""Blocks of GGML's quantised types to floats, bit for bit as the reference computes them.
 
 Each function takes whole blocks, uint8 [B, bytes of a block], and gives float32 [B, values of a block].
 
@@ -13,6 +13,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from outrider import kernels
+from outrider.kernels import ggml
+
 CHUNK_VALUES = 1 << 15
 """Values converted at a time: temporaries stay in the cache, and torch does not split work this small over threads."""
 
@@ -23,16 +26,13 @@ def _half(bytes_Bn: Tensor) -> Tensor:
 
 def _nibbles(bytes_BGn: Tensor) -> Tensor:
     """uint8 [B, G, 2, n]: the low nibbles of a group, then its high ones."""
-    out = torch.empty((*bytes_BGn.shape[:2], 2, bytes_BGn.shape[2]), dtype=torch.uint8)
-    torch.bitwise_and(bytes_BGn, 0x0F, out=out[:, :, 0])
-    torch.bitwise_right_shift(bytes_BGn, 4, out=out[:, :, 1])
-    return out
+    return torch.stack([bytes_BGn & 0x0F, bytes_BGn >> 4], dim=2)
 
 
 def _bits(bytes_Bn: Tensor, step: int) -> Tensor:
     """uint8 [B, 8 // step, n]: the bit fields of `step` bits, lowest first."""
     shifts = torch.arange(0, 8, step, dtype=torch.uint8)[:, None]
-    return (bytes_Bn[:, None] >> shifts).bitwise_and_((1 << step) - 1)
+    return (bytes_Bn[:, None] >> shifts) & ((1 << step) - 1)
 
 
 def _f32(blocks: Tensor) -> Tensor:
@@ -45,69 +45,6 @@ def _f16(blocks: Tensor) -> Tensor:
 
 def _bf16(blocks: Tensor) -> Tensor:
     return blocks.contiguous().view(torch.bfloat16).float()
-
-
-def _q4_0(blocks: Tensor) -> Tensor:
-    q_B32 = _nibbles(blocks[:, None, 2:]).view(-1, 32).float()
-    return q_B32.sub_(8).mul_(_half(blocks[:, :2]))
-
-
-def _q4_1(blocks: Tensor) -> Tensor:
-    scale_min_B2 = _half(blocks[:, :4])
-    q_B32 = _nibbles(blocks[:, None, 4:]).view(-1, 32).float()
-    return q_B32.mul_(scale_min_B2[:, :1]).add_(scale_min_B2[:, 1:])
-
-
-def _fifth_bits(bytes_B4: Tensor) -> Tensor:
-    """float32 [B, 32]: 16 where bit i of the little-endian word is set."""
-    shifts = torch.arange(8, dtype=torch.uint8)
-    return (bytes_B4[:, :, None] >> shifts).bitwise_and_(1).view(-1, 32).float().mul_(16)
-
-
-def _q5_0(blocks: Tensor) -> Tensor:
-    q_B32 = _nibbles(blocks[:, None, 6:]).view(-1, 32).float().add_(_fifth_bits(blocks[:, 2:6]))
-    return q_B32.sub_(16).mul_(_half(blocks[:, :2]))
-
-
-def _q5_1(blocks: Tensor) -> Tensor:
-    scale_min_B2 = _half(blocks[:, :4])
-    q_B32 = _nibbles(blocks[:, None, 8:]).view(-1, 32).float().add_(_fifth_bits(blocks[:, 4:8]))
-    return q_B32.mul_(scale_min_B2[:, :1]).add_(scale_min_B2[:, 1:])
-
-
-def _q8_0(blocks: Tensor) -> Tensor:
-    return blocks[:, 2:].view(torch.int8).float().mul_(_half(blocks[:, :2]))
-
-
-def _scale_min(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """Scale and minimum of the eight groups of Q4_K and Q5_K, each float32 [B, 8, 1]: twelve bytes hold 6 bits each."""
-    packed_B34 = blocks[:, 4:16].reshape(-1, 3, 4)
-    scale, least, rest = packed_B34.unbind(1)
-    scales_B8 = torch.cat([scale & 0x3F, (rest & 0x0F) | ((scale >> 2) & 0x30)], 1).float()
-    mins_B8 = torch.cat([least & 0x3F, (rest >> 4) | ((least >> 2) & 0x30)], 1).float()
-    both_B2 = _half(blocks[:, :4])
-    return scales_B8.mul_(both_B2[:, :1])[..., None], mins_B8.mul_(both_B2[:, 1:])[..., None]
-
-
-def _q4_k(blocks: Tensor) -> Tensor:
-    scale_B81, min_B81 = _scale_min(blocks)
-    q_B8n = _nibbles(blocks[:, 16:].reshape(-1, 4, 32)).view(-1, 8, 32).float()
-    return q_B8n.mul_(scale_B81).sub_(min_B81).view(-1, 256)
-
-
-def _q5_k(blocks: Tensor) -> Tensor:
-    scale_B81, min_B81 = _scale_min(blocks)
-    q_B8n = _nibbles(blocks[:, 48:].reshape(-1, 4, 32)).view(-1, 8, 32)
-    q_B8n |= _bits(blocks[:, 16:48], 1) << 4
-    return q_B8n.float().mul_(scale_B81).sub_(min_B81).view(-1, 256)
-
-
-def _q6_k(blocks: Tensor) -> Tensor:
-    scale_BG1 = blocks[:, 192:208].view(torch.int8).float().mul_(_half(blocks[:, 208:]))[..., None]
-    q_B2 = _nibbles(blocks[:, :128].reshape(-1, 2, 64)).view(-1, 2, 4, 32)
-    for half in range(2):
-        q_B2[:, half] |= _bits(blocks[:, 128 + 32 * half : 160 + 32 * half], 2) << 4
-    return q_B2.view(-1, 16, 16).float().sub_(32).mul_(scale_BG1).view(-1, 256)
 
 
 def _q2_k(blocks: Tensor) -> Tensor:
@@ -141,17 +78,10 @@ class BlockType:
 BLOCK_TYPES: dict[int, BlockType] = {
     0: BlockType("F32", 1, 4, _f32),
     1: BlockType("F16", 1, 2, _f16),
-    2: BlockType("Q4_0", 32, 18, _q4_0),
-    3: BlockType("Q4_1", 32, 20, _q4_1),
-    6: BlockType("Q5_0", 32, 22, _q5_0),
-    7: BlockType("Q5_1", 32, 24, _q5_1),
-    8: BlockType("Q8_0", 32, 34, _q8_0),
     10: BlockType("Q2_K", 256, 84, _q2_k),
     11: BlockType("Q3_K", 256, 110, _q3_k),
-    12: BlockType("Q4_K", 256, 144, _q4_k),
-    13: BlockType("Q5_K", 256, 176, _q5_k),
-    14: BlockType("Q6_K", 256, 210, _q6_k),
     30: BlockType("BF16", 1, 2, _bf16),
+    **{f.number: BlockType(f.name, f.inputs, f.nbytes, f.decode) for f in ggml.FORMATS.values()},
 }
 """By the number that GGUF files use."""
 
@@ -161,8 +91,12 @@ def dequantise(
 ) -> Tensor:
     """`data` (uint8, flat) as a new contiguous tensor of `shape`; row n is stored row `row_order[n]` if that is given.
 
-    A few rows at a time, so that little more memory than the result's is needed. Exact in float32, then rounded once.
+    Exact in float32, then rounded once. In torch a few rows at a time, so that little more memory than the result's is
+    needed; in C++ on all threads.
     """
+    if kernels.can_dequantise(kind.name, dtype):
+        stored = kernels.dequantise(data, kind.name, shape, dtype)
+        return stored if row_order is None else stored[row_order]
     out = torch.empty(shape, dtype=dtype)
     out_NK = out.view(-1, shape[-1]) if row_order is None or len(shape) > 1 else out.view(-1, 1)
     rows, columns = out_NK.shape

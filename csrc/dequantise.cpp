@@ -1,0 +1,106 @@
+#include <cstring>
+#include <stdexcept>
+
+#include "blocks.h"
+#include "pool.h"
+
+namespace outrider {
+namespace {
+
+// Blocks of one task: enough work to be worth handing out, little enough to balance.
+constexpr std::size_t kTaskValues = std::size_t{1} << 15;
+
+float half_to_float(const std::uint8_t* at) {
+  std::uint16_t bits;
+  std::memcpy(&bits, at, sizeof(bits));
+  const std::uint32_t sign = std::uint32_t(bits & 0x8000) << 16, exponent = (bits >> 10) & 31, fraction = bits & 1023;
+  if (exponent == 0) {  // zero and subnormals: fraction * 2^-24
+    const float value = float(fraction) * 0x1p-24f;
+    return sign ? -value : value;
+  }
+  const std::uint32_t wide = sign | (exponent == 31 ? 0x7f800000u : (exponent + 112) << 23) | fraction << 13;
+  float value;
+  std::memcpy(&value, &wide, sizeof(value));
+  return value;
+}
+
+// Rounds to nearest, ties to even; NaN stays NaN.
+std::uint16_t to_bf16(float value) {
+  std::uint32_t bits;
+  std::memcpy(&bits, &value, sizeof(bits));
+  if ((bits & 0x7fffffffu) > 0x7f800000u) return std::uint16_t(bits >> 16 | 64);
+  return std::uint16_t((bits + 0x7fffu + (bits >> 16 & 1)) >> 16);
+}
+
+// In the reference's order of operations, so that float32 results agree bit for bit.
+void scale_and_offset(const std::uint8_t* codes, std::size_t count, float scale, float offset, float* out) {
+  for (std::size_t i = 0; i < count; ++i) out[i] = float(codes[i]) * scale + offset;
+}
+
+void centre_and_scale(const std::uint8_t* codes, std::size_t count, int centre, float scale, float* out) {
+  for (std::size_t i = 0; i < count; ++i) out[i] = float(int(codes[i]) - centre) * scale;
+}
+
+void block_values(const Block& block, GgmlType type, float* out) {
+  const float d = half_to_float(type >= GgmlType::kQ4_K ? block.head : block.scales[0]);
+  switch (type) {
+    case GgmlType::kQ4_0: return centre_and_scale(block.codes, 32, 8, d, out);
+    case GgmlType::kQ5_0: return centre_and_scale(block.codes, 32, 16, d, out);
+    case GgmlType::kQ8_0: return centre_and_scale(block.codes, 32, 128, d, out);
+    case GgmlType::kQ4_1:
+    case GgmlType::kQ5_1: return scale_and_offset(block.codes, 32, d, half_to_float(block.scales[0] + 2), out);
+    case GgmlType::kQ4_K:
+    case GgmlType::kQ5_K: {
+      const float least = half_to_float(block.head + 2);
+      for (std::size_t g = 0; g < 8; ++g) {
+        const float scale = d * float(block.scales[g][0]), offset = -(least * float(block.scales[g][1]));
+        scale_and_offset(block.codes + 32 * g, 32, scale, offset, out + 32 * g);
+      }
+      return;
+    }
+    case GgmlType::kQ6_K:
+      for (std::size_t g = 0; g < 16; ++g) {
+        const float scale = d * float(static_cast<std::int8_t>(block.scales[g / 2][g % 2]));
+        centre_and_scale(block.codes + 16 * g, 16, 32, scale, out + 16 * g);
+      }
+      return;
+  }
+}
+
+struct DequantiseTasks {
+  const std::uint8_t* raw;
+  void* out;
+  std::size_t blocks, blocks_a_task;
+  GgmlType type;
+  BlockShape shape;
+  Dtype dtype;
+};
+
+void dequantise_blocks(const void* tasks_pointer, std::size_t index) {
+  const DequantiseTasks& tasks = *static_cast<const DequantiseTasks*>(tasks_pointer);
+  const std::size_t inputs = tasks.shape.inputs, first = index * tasks.blocks_a_task;
+  const std::size_t last = first + tasks.blocks_a_task < tasks.blocks ? first + tasks.blocks_a_task : tasks.blocks;
+  for (std::size_t b = first; b < last; ++b) {
+    Block block;
+    read_block(tasks.raw + b * tasks.shape.file_bytes, tasks.type, block);
+    if (tasks.dtype == Dtype::kF32) {
+      block_values(block, tasks.type, static_cast<float*>(tasks.out) + b * inputs);
+    } else {
+      float values[256];
+      block_values(block, tasks.type, values);
+      std::uint16_t* out = static_cast<std::uint16_t*>(tasks.out) + b * inputs;
+      for (std::size_t i = 0; i < inputs; ++i) out[i] = to_bf16(values[i]);
+    }
+  }
+}
+
+}  // namespace
+
+void dequantise(const std::uint8_t* raw, void* out, std::size_t values, GgmlType type, Dtype dtype) {
+  const BlockShape shape = block_shape(type);
+  const std::size_t blocks = values / shape.inputs, blocks_a_task = kTaskValues / shape.inputs;
+  const DequantiseTasks tasks{raw, out, blocks, blocks_a_task, type, shape, dtype};
+  run_tasks((blocks + blocks_a_task - 1) / blocks_a_task, dequantise_blocks, &tasks);
+}
+
+}  // namespace outrider
