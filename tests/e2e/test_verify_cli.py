@@ -116,7 +116,7 @@ def test_what_cannot_be_done_is_one_line_and_exit_code_2(verify, args, message):
 def test_the_default_model_is_clean(capsys, temperature):
     from outrider.models.loader.catalogue import DEFAULT_MODEL
 
-    options = ["--drafter", "ngram,suffix", "--k", "2,5", "--limit", "2", "--max-tokens", "24", "--json", "--quiet"]
+    options = ["--drafter", "ngram,suffix", "--k", "2,5", "--limit", "1", "--max-tokens", "16", "--json", "--quiet"]
     code = main(["verify", DEFAULT_MODEL, "--temperature", temperature, *options])
     document = json.loads(capsys.readouterr().out)
     assert code == 0
