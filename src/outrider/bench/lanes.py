@@ -42,8 +42,10 @@ def plain_lane(rule: str) -> Lane:
 
 
 def lanes(llm: LLM, methods: Seq[str], ks: Seq[int], rules: Seq[str]) -> list[Lane]:
-    """Every combination, drafters outermost. Raises ConfigError for a drafter that is not loaded, a K < 0, or K above
-    what the engine was built with."""
+    """Every combination, drafters outermost. Raises ConfigError for a drafter that is not loaded, or a K < 0.
+
+    The engine's own K caps each lane's: build it with the largest.
+    """
     drafters = llm.engine.router.drafters
     for method in methods:
         if method not in drafters:

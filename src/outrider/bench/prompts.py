@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterator, Mapping
-from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -87,11 +86,6 @@ def _prompt(data: Mapping[str, object], where: str, number: int, turns: int) -> 
 def _require_positive(name: str, value: int | None) -> None:
     if value is not None and value < 1:
         raise ConfigError(f"{name} = {value} is not allowed: give an integer >= 1")
-
-
-def category_names(text: str | None) -> Seq[str]:
-    """The names in a comma-separated list; empty for None."""
-    return [name.strip() for name in (text or "").split(",") if name.strip()]
 
 
 BUILTIN = {

@@ -17,19 +17,14 @@ from outrider.engine.llm import LLM
 
 @dataclass(slots=True)
 class Stopwatch:
-    """Seconds spent after the prompt: in target passes, and in drafting (a drafter's bookkeeping included).
-
-    `target_passes` counts passes of both kinds, the prompt's included in `prefill_passes` alone.
-    """
+    """Seconds spent after the prompt: in target passes, and in drafting (a drafter's bookkeeping included)."""
 
     target_s: float = 0.0
     draft_s: float = 0.0
-    target_passes: int = 0
-    prefill_passes: int = 0
 
 
 class TimedModel:
-    """A target whose passes are timed. A pass that asks for no logits is a prompt's and is only counted."""
+    """A target whose passes are timed. A pass that asks for no logits is a prompt's and is not."""
 
     def __init__(self, inner: LanguageModel, watch: Stopwatch) -> None:
         self.inner, self.watch = inner, watch
@@ -51,12 +46,10 @@ class TimedModel:
 
     def forward(self, segments: Seq[Segment], *, logits: bool = True, taps: Seq[int] = ()) -> Pass:
         if not logits:
-            self.watch.prefill_passes += 1
             return self.inner.forward(segments, logits=False, taps=taps)
         began = time.perf_counter()
         out = self.inner.forward(segments, taps=taps)
         self.watch.target_s += time.perf_counter() - began
-        self.watch.target_passes += 1
         return out
 
 
