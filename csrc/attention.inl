@@ -14,9 +14,9 @@ constexpr std::size_t kMergeAlone = 65536;
 inline Vec::F load_lanes(const float* p) { return Vec::load(p); }
 inline Vec::F load_lanes(const std::uint16_t* p) { return Vec::bf16(p); }
 
-// scores[h * kSplit + i] = scale * q[h] . keys[offsets[i]], for Q heads of one row.
+// scores[h * kSplit + i] = q[h] . keys[offsets[i]], for Q heads of one row; fills whole fours.
 template <int Q, class T>
-void score_tile(const float* q, const T* keys, const std::size_t* offsets, std::size_t count, std::size_t width, float scale,
+void score_tile(const float* q, const T* keys, const std::size_t* offsets, std::size_t count, std::size_t width,
                 float* scores) {
   for (std::size_t i = 0; i < count; i += 4) {
     const T* key[4];
@@ -32,8 +32,7 @@ void score_tile(const float* q, const T* keys, const std::size_t* offsets, std::
         for (int h = 0; h < Q; ++h) sum[h][j] = Vec::fma(query[h], lanes, sum[h][j]);
       }
     }
-    for (int h = 0; h < Q; ++h)
-      for (std::size_t j = 0; j < 4 && i + j < count; ++j) scores[h * kSplit + i + j] = scale * Vec::sum(sum[h][j]);
+    for (int h = 0; h < Q; ++h) Vec::store_sums(sum[h], scores + h * kSplit + i);
   }
 }
 
@@ -46,11 +45,11 @@ inline void mix_columns(const float* weights, const T* values, const std::size_t
     for (int v = 0; v < N; ++v) sum[h][v] = Vec::all(0.0f);
   for (std::size_t i = 0; i < count; ++i) {
     const T* value = values + offsets[i];
-    Vec::F lanes[N];
-    for (int v = 0; v < N; ++v) lanes[v] = load_lanes(value + v * Vec::kLanes);
-    for (int h = 0; h < Q; ++h) {
-      const Vec::F weight = Vec::all(weights[h * kSplit + i]);
-      for (int v = 0; v < N; ++v) sum[h][v] = Vec::fma(weight, lanes[v], sum[h][v]);
+    Vec::F weight[Q];
+    for (int h = 0; h < Q; ++h) weight[h] = Vec::all(weights[h * kSplit + i]);
+    for (int v = 0; v < N; ++v) {
+      const Vec::F lanes = load_lanes(value + v * Vec::kLanes);
+      for (int h = 0; h < Q; ++h) sum[h][v] = Vec::fma(weight[h], lanes, sum[h][v]);
     }
   }
   for (int h = 0; h < Q; ++h)
@@ -66,10 +65,12 @@ void mix_tile(const float* weights, const T* values, const std::size_t* offsets,
   for (; d < width; d += Vec::kLanes) mix_columns<Q, 1>(weights, values + d, offsets, count, out + d, step);
 }
 
-// Turns scores into weights e^(score - largest); returns (largest, sum of weights).
-inline void soften(float* scores, std::size_t count, float* largest, float* total) {
+// Turns products into weights e^(scale x product - largest); gives that largest and the sum of weights.
+inline void soften(float* scores, std::size_t count, float scale, float* largest, float* total) {
   const std::size_t padded = (count + Vec::kLanes - 1) / Vec::kLanes * Vec::kLanes;
   for (std::size_t i = count; i < padded; ++i) scores[i] = scores[count - 1];
+  const Vec::F scales = Vec::all(scale);
+  for (std::size_t i = 0; i < padded; i += Vec::kLanes) Vec::store(scores + i, scales * Vec::load(scores + i));
   Vec::F most = Vec::load(scores);
   for (std::size_t i = Vec::kLanes; i < padded; i += Vec::kLanes) most = Vec::max(most, Vec::load(scores + i));
   *largest = Vec::largest(most);
@@ -118,10 +119,10 @@ void head_tile(const AttentionTasks& tasks, std::size_t row, std::size_t head, s
   const AttentionJob& job = tasks.job;
   alignas(64) float scores[Q * kSplit];
   const float* q = job.q + row * job.q_step + head * job.width;
-  score_tile<Q>(q, keys, offsets, count, job.width, tasks.scale, scores);
+  score_tile<Q>(q, keys, offsets, count, job.width, scores);
   for (int h = 0; h < Q; ++h) {
     float* part = tasks.part(row, head + h, split);
-    soften(scores + h * kSplit, count, part + job.width, part + job.width + 1);
+    soften(scores + h * kSplit, count, tasks.scale, part + job.width, part + job.width + 1);
   }
   mix_tile<Q>(scores, values, offsets, count, job.width, tasks.part(row, head, split), tasks.splits * (job.width + 2));
 }

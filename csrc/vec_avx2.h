@@ -35,6 +35,13 @@ struct Vec {
     const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
     return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
   }
+  // out[i] = sum of the lanes of v[i].
+  static void store_sums(const F (&v)[4], float* out) {
+    const F ab = _mm256_unpacklo_ps(v[0], v[1]) + _mm256_unpackhi_ps(v[0], v[1]);
+    const F cd = _mm256_unpacklo_ps(v[2], v[3]) + _mm256_unpackhi_ps(v[2], v[3]);
+    const F four = _mm256_shuffle_ps(ab, cd, 0x44) + _mm256_shuffle_ps(ab, cd, 0xee);
+    _mm_storeu_ps(out, _mm256_castps256_ps128(four) + _mm256_extractf128_ps(four, 1));
+  }
   static float largest(F v) {
     const __m128 four = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
     const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));

@@ -31,6 +31,9 @@ struct Vec {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(n), _mm512_set1_epi32(127)), 23));
   }
   static float sum(F v) { return _mm512_reduce_add_ps(v); }
+  static void store_sums(const F (&v)[4], float* out) {
+    for (int i = 0; i < 4; ++i) out[i] = sum(v[i]);
+  }
   static float largest(F v) { return _mm512_reduce_max_ps(v); }
 
   // Bytes of four inputs a lane, and their dot products.

@@ -36,6 +36,9 @@ struct Vec {
   // 2^n of whole numbers n in [-126, 127].
   static F power_of_two(F n) { return reinterpret_cast<F>((__builtin_convertvector(n, I) + 127) << 23); }
   static float sum(F v) { return (v[0] + v[2]) + (v[1] + v[3]); }
+  static void store_sums(const F (&v)[4], float* out) {
+    for (int i = 0; i < 4; ++i) out[i] = sum(v[i]);
+  }
   static float largest(F v) {
     float most = v[0];
     for (int i = 1; i < kLanes; ++i) most = v[i] > most ? v[i] : most;
