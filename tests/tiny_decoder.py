@@ -69,6 +69,9 @@ class RandomCheckpoint:
     def names(self) -> tuple[str, ...]:
         return tuple(self._tensors)
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self._tensors[name].shape)
+
     def tensor(self, name: str, dtype: torch.dtype) -> Tensor:
         return self._tensors[name].to(dtype)
 

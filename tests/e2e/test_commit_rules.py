@@ -1,4 +1,4 @@
-"""What ends an answer ends it at the same token, with the same text, at every draft length (CONVENTIONS, commit rules)."""
+"""What ends an answer ends it at the same token, with the same text, at every draft length."""
 
 from __future__ import annotations
 

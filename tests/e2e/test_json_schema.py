@@ -47,7 +47,9 @@ class GuessDrafter:
 @pytest.mark.parametrize("seed", range(4))
 def test_c7_always_valid_and_equal_to_plain(temperature, seed):
     llm = tiny_llm(random_table(257, order=1, seed=seed, sharpness=1.5), GuessDrafter(), k=8, rule="coupled")
-    params = SamplingParams(temperature=temperature, seed=seed, max_tokens=300, json_schema=SCHEMA, logit_bias=NO_SPACES)
+    params = SamplingParams(
+        temperature=temperature, seed=seed, max_tokens=300, json_schema=SCHEMA, logit_bias=NO_SPACES
+    )
     found = []
     for method, k in (("none", 0), ("guess", 1), ("guess", 3), ("guess", 8)):
         [result] = llm.generate("x", params, speculation=Speculation(method=method, k=k))

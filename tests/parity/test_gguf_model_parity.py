@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from outrider import kernels
 from outrider.core.protocols import Segment
 from outrider.models.load import load_model
 from outrider.models.loader.catalogue import DEFAULT_MODEL
@@ -87,3 +88,29 @@ def test_smollm2_logits_on_a_real_prompt() -> None:
         assert gap <= tolerance, f"{dtype} logits differ by {gap:.2e} of {float(expected.abs().max()):.1f}"
         agree = (actual.argmax(-1) == expected.argmax(-1)).float().mean()
         assert agree > (0.999 if dtype == "float32" else 0.9)
+
+
+@pytest.mark.model
+def test_quantised_weights_follow_the_float_model_and_rows_stay_identical() -> None:
+    """The file's own blocks, with activations of 8 bits: near the float logits, and row-invariant bit for bit."""
+    if not kernels.available():
+        pytest.skip(f"computing with quantised blocks takes the compiled kernels: {kernels.why()}")
+    path = str(resolve(DEFAULT_MODEL))
+    exact, blocks = load_model(path, dtype="float32"), load_model(path, dtype="quantised")
+    ids = exact.tokenizer.encode("The capital of France is Paris, and the capital of Italy is", add_special=False)
+    before = kernels.fast_calls().get("quantised_linear", 0)
+    expected, actual = (
+        loaded.model.forward([Segment(loaded.model.new_cache(), ids)]).logits_MV for loaded in (exact, blocks)
+    )
+    assert expected is not None
+    assert actual is not None
+    assert kernels.fast_calls()["quantised_linear"] > before
+    assert (actual - expected).abs().max() < 1.5
+    assert (actual.argmax(1) == expected.argmax(1)).float().mean() > 0.8
+    cache = blocks.model.new_cache()
+    for i, token in enumerate(ids):
+        row = blocks.model.forward([Segment(cache, [token])]).logits_MV
+        cache.keep([0])
+        assert row is not None
+        assert torch.equal(row[0], actual[i])
+    assert blocks.size_bytes < 0.5 * exact.size_bytes

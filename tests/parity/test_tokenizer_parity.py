@@ -13,6 +13,10 @@ from functools import cache
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from outrider.models.chat_template import ChatTemplate
+from outrider.models.pairing import Compatibility, compare_tokenizers
+from outrider.models.tokenizer import Tokenizer
 from tests.vocabulary import (
     QWEN_DRAFT,
     QWEN_TARGET,
@@ -23,10 +27,6 @@ from tests.vocabulary import (
     read_tokenizer,
     read_vocabulary,
 )
-
-from outrider.models.chat_template import ChatTemplate
-from outrider.models.pairing import Compatibility, compare_tokenizers
-from outrider.models.tokenizer import Tokenizer
 
 regex = pytest.importorskip("regex")
 transformers = pytest.importorskip("transformers")

@@ -4,12 +4,12 @@ import json
 import time
 
 import pytest
-from tests.vocabulary import byte_level_vocabulary
 
 from outrider.errors import ModelFileError, RequestError, UserError
 from outrider.models.chat_template import CHATML, ChatTemplate
 from outrider.models.template_sandbox import MAX_SECONDS
 from outrider.models.tokenizer import Tokenizer
+from tests.vocabulary import byte_level_vocabulary
 
 TOY = Tokenizer.from_gguf(byte_level_vocabulary())
 USER = {"role": "user", "content": "hi"}

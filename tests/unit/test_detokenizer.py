@@ -3,11 +3,11 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.vocabulary import REPEATABLE, byte_level_vocabulary, sentencepiece_vocabulary
 
 from outrider.errors import RequestError
 from outrider.models.detokenizer import IncrementalDetokenizer, StopMatcher
 from outrider.models.tokenizer import Tokenizer
+from tests.vocabulary import REPEATABLE, byte_level_vocabulary, sentencepiece_vocabulary
 
 BYTES = Tokenizer.from_gguf(byte_level_vocabulary(extra=(("[PAD]", 5),)))
 PIECES = Tokenizer.from_gguf(sentencepiece_vocabulary())

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 import torch
-from tests.tiny_gguf import TOKENS, VOCAB, D, metadata, shapes, tiny_gguf, write
 
 from outrider.errors import ModelFileError, ModelNotFoundError
 from outrider.models.loader.checkpoint import GGUFVocabulary, UnknownArchitectureError, open_checkpoint
+from tests.tiny_gguf import TOKENS, VOCAB, D, metadata, shapes, tiny_gguf, write
 
 
 @pytest.mark.parametrize("version", [2, 3])

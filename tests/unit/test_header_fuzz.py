@@ -7,11 +7,11 @@ import tracemalloc
 from pathlib import Path
 
 import pytest
-from tests.tiny_gguf import tiny_gguf, write
 
 from outrider.errors import ModelFileError
 from outrider.models.loader.checkpoint import open_checkpoint
 from outrider.models.loader.safetensors import read_header
+from tests.tiny_gguf import tiny_gguf, write
 
 GIANTS = [0, 1, 2**31, 2**32 - 1, 2**63 - 1, 2**63, 2**64 - 1]
 MOST_BYTES = 4 << 20

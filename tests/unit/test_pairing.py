@@ -3,11 +3,11 @@
 import dataclasses
 
 import pytest
-from tests.vocabulary import byte_level_vocabulary, sentencepiece_vocabulary
 
 from outrider.errors import PairingError
 from outrider.models.pairing import Compatibility, Difference, compare_tokenizers, require_compatible
 from outrider.models.tokenizer import Tokenizer
+from tests.vocabulary import byte_level_vocabulary, sentencepiece_vocabulary
 
 BASE = byte_level_vocabulary()
 N_BASE = len(BASE.tokens)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-from tests.laws.rounds import TableDrafter, commit, table_model
 
 from outrider.control.fixed import FixedController
 from outrider.core.draft import Draft, DraftLaw, SeqDraft
@@ -14,6 +13,7 @@ from outrider.core.types import SamplingParams, Sequence
 from outrider.models.table import TableModel
 from outrider.verify.coupled import CoupledVerifier
 from outrider.verify.greedy import GreedyVerifier
+from tests.laws.rounds import TableDrafter, commit, table_model
 
 
 class Always(TableDrafter):

@@ -9,13 +9,13 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.vocabulary import REPEATABLE, ToyVocabulary, byte_alphabet, byte_level_vocabulary, sentencepiece_vocabulary
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
 from outrider.errors import ModelFileError, RequestError
 from outrider.models.tokenizer import Tokenizer
 from outrider.models.tokenizer_gguf import supported_pre_tokenizers
+from tests.vocabulary import REPEATABLE, ToyVocabulary, byte_alphabet, byte_level_vocabulary, sentencepiece_vocabulary
 
 TOY = Tokenizer.from_gguf(byte_level_vocabulary())
 TOKENIZERS = {pre: Tokenizer.from_gguf(byte_level_vocabulary(pre)) for pre in supported_pre_tokenizers()}

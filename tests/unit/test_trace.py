@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 
 import pytest
-from tests.laws.rounds import TableDrafter, commit, table_model
 
 from outrider.control.fixed import FixedController
 from outrider.core.registry import verifier_class
@@ -13,6 +12,7 @@ from outrider.core.rng import CounterRng, RecordingRng, Rng
 from outrider.core.step import spec_step
 from outrider.core.trace import TRACE_VERSION, StepTrace
 from outrider.core.types import SamplingParams, Sequence
+from tests.laws.rounds import TableDrafter, commit, table_model
 
 PARAMS = SamplingParams(temperature=1.0, max_tokens=24)
 

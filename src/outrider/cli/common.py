@@ -48,7 +48,9 @@ Rule = Annotated[
         "lossy: typical, top1."
     ),
 ]
-Dtype = Annotated[str, typer.Option(help="Weights in memory: auto, float32, bfloat16.")]
+Dtype = Annotated[
+    str, typer.Option(help="Weights in memory: auto, quantised (the file's own blocks), bfloat16, float32.")
+]
 Threads = Annotated[int | None, typer.Option(metavar="N", help="CPU threads. [default: the machine's physical cores]")]
 Offline = Annotated[bool, typer.Option("--offline", help="Never fetch: fail when the model is not on this machine.")]
 

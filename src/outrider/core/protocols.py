@@ -9,6 +9,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+import torch
 from torch import Tensor
 
 from outrider.core.draft import Draft, DraftLaw, SeqDraft
@@ -119,6 +120,16 @@ class Committed:
     tokens: Seq[int]
     accepted: int
     features_TF: Tensor | None = None
+
+    def for_layers(self, wanted: tuple[int, ...], given: tuple[int, ...]) -> Committed:
+        """The same with the hidden states of the layers `wanted` only, out of those `given` (None for no layers)."""
+        if wanted == given or self.features_TF is None:
+            return self
+        if not wanted:
+            return Committed(self.tokens, self.accepted)
+        blocks = self.features_TF.chunk(len(given), dim=1)
+        own_TF = torch.cat([blocks[given.index(layer)] for layer in wanted], dim=1)
+        return Committed(self.tokens, self.accepted, own_TF)
 
 
 class Drafter(Protocol):

@@ -12,8 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 
-import torch
-
 from outrider.core.draft import Draft, DraftLaw, SeqDraft
 from outrider.core.protocols import Committed, Drafter
 from outrider.core.rng import Rng
@@ -73,18 +71,7 @@ class CascadeDrafter:
 
     def commit(self, seq: Sequence, committed: Committed) -> None:
         for drafter in self.drafters:
-            drafter.commit(seq, self._share(drafter, committed))
-
-    def _share(self, drafter: Drafter, committed: Committed) -> Committed:
-        """What one drafter is told: the hidden states of its own layers only."""
-        features_TF = committed.features_TF
-        if features_TF is None or drafter.wants == self.wants:
-            return committed
-        if not drafter.wants:
-            return Committed(committed.tokens, committed.accepted)
-        blocks = features_TF.chunk(len(self.wants), dim=1)
-        own_TF = torch.cat([blocks[self.wants.index(layer)] for layer in drafter.wants], dim=1)
-        return Committed(committed.tokens, committed.accepted, own_TF)
+            drafter.commit(seq, committed.for_layers(drafter.wants, self.wants))
 
     def close(self, seq: Sequence) -> None:
         for drafter in self.drafters:

@@ -115,11 +115,9 @@ class Engine:
         job = self._jobs.pop(request_id, None)
         for transcript in job.transcripts if job else []:
             seq = transcript.seq
-            started = self.scheduler.remove(seq)
-            if started:
+            self.scheduler.remove(seq)
+            if not seq.finished:
                 self._close(seq)
-            elif not seq.finished:
-                self.router.close(seq)
             self._transcripts.pop(seq.id, None)
 
     @property
@@ -177,6 +175,7 @@ class Engine:
                 draft_limit=request.speculation.k,
             )
             seq.rule = rule
+            seq.cache = self.target.new_cache()
             if params.json_schema is not None:
                 seq.constraint = self._constraint_factory().json_schema(params.json_schema)
             seqs.append(seq)
@@ -196,7 +195,6 @@ class Engine:
     def _prefill(self, seq: Sequence) -> None:
         """Runs all prompt tokens but the last through the target; the first round takes that one along."""
         began = time.perf_counter()
-        seq.cache = self.target.new_cache()
         self.router.open(seq)
         for start in range(0, seq.prompt_len - 1, PREFILL_CHUNK):
             chunk = seq.tokens[start : min(start + PREFILL_CHUNK, seq.prompt_len - 1)]

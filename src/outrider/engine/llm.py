@@ -44,7 +44,7 @@ class LLM:
     `k`                draft tokens a round, 0 switches speculation off
     `rule`             "auto" (greedy at temperature 0, block otherwise) or a rule's name
     `drafter_options`  options by drafter name
-    `dtype`            "auto", "float32" or "bfloat16"
+    `dtype`            "auto", "quantised" (the file's own blocks), "bfloat16" or "float32"
     `threads`          CPU threads; None: the machine's physical cores
     `on_trace`         called with the StepTrace of every round
     Raises UserError or FetchError with one line that says what to do. Not thread-safe.

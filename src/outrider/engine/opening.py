@@ -66,12 +66,14 @@ def build_drafter(
     given = dict(options or {})
     if name == "draft_model":
         given["model"] = _required_draft(name, draft)
+        given.setdefault("vocab_size", target.vocab_size)
     elif name == "layer_skip":
         given["target"] = target
     elif name == "cascade":
-        members = given.pop("members", None) or ("suffix", "ngram" if draft is None else "draft_model")
-        assert isinstance(members, (tuple, list))
-        given["drafters"] = [build_drafter(str(member), target, draft) for member in members]
+        members = given.pop("members", None) or {"suffix": {}, "ngram" if draft is None else "draft_model": {}}
+        if not isinstance(members, Mapping):
+            raise ConfigError(f"cascade: members = {members!r} is not allowed: give options by drafter name, in order")
+        given["drafters"] = [build_drafter(member, target, draft, own) for member, own in members.items()]
     cls = drafter_class(name)
     try:
         drafter: Drafter = cls(**given)

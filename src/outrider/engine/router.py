@@ -67,7 +67,7 @@ class DrafterRouter:
         drafter = self._drafter(seq)
         if drafter is not None:
             try:
-                drafter.commit(seq, committed)
+                drafter.commit(seq, committed.for_layers(drafter.wants, self.wants))
             except Exception as error:
                 self._fail([seq], drafter, error)
 

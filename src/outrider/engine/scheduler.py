@@ -34,14 +34,11 @@ class Scheduler:
         self.running = [seq for seq in self.running if not seq.finished]
         return finished
 
-    def remove(self, seq: Sequence) -> bool:
-        """Takes one sequence out, wherever it is; whether it was running."""
-        if seq in self.running:
-            self.running.remove(seq)
-            return True
-        if seq in self.waiting:
-            self.waiting.remove(seq)
-        return False
+    def remove(self, seq: Sequence) -> None:
+        """Takes one sequence out, wherever it is."""
+        for queue in (self.running, self.waiting):
+            if seq in queue:
+                queue.remove(seq)
 
     @property
     def idle(self) -> bool:

@@ -2,9 +2,10 @@
 
 from outrider.kernels.dispatch import active_level, available, fast_calls, set_threads, threads, why
 from outrider.kernels.ops import PackedLinear, add_rms_norm_, attention, pack_linear, rms_norm, rope_, swiglu
-from outrider.kernels.quantised import QuantisedLinear, can_dequantise, dequantise, pack_quantised
+from outrider.kernels.quantised import QUANTISED_TYPES, QuantisedLinear, can_dequantise, dequantise, pack_quantised
 
 __all__ = [
+    "QUANTISED_TYPES",
     "PackedLinear",
     "QuantisedLinear",
     "active_level",

@@ -16,6 +16,9 @@ from outrider.kernels.dispatch import CALLS, CHOICE, DTYPE_CODE
 
 _LEVEL = CHOICE.level
 
+QUANTISED_TYPES = frozenset(ggml.FORMATS)
+"""Names of the block types that the kernels compute with."""
+
 
 class QuantisedLinear:
     """y = x W^T + b: codes of the file times activations of 8 bits, quantised by row and group of 32.

@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence as Seq
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -22,34 +20,21 @@ from outrider.core.protocols import EarlyExit, LanguageModel, Pass, Segment
 from outrider.errors import ConfigError
 from outrider.models.attention import KERNEL_HEAD_STEP, Plan, Rope, attend, inverse_frequencies, plan_pass
 from outrider.models.kv import DecoderCache
-from outrider.models.linear import Linear, TorchLinear, make_linear
-from outrider.models.loader.checkpoint import Checkpoint, DecoderConfig
-
-
-@dataclass(frozen=True, slots=True)
-class Layer:
-    """One block's weights. `qkv` and `gate_up` are the matrices that read the same input, stacked."""
-
-    attn_norm_d: Tensor
-    qkv: Linear
-    q_norm_D: Tensor | None
-    k_norm_D: Tensor | None
-    o: Linear
-    ffn_norm_d: Tensor
-    gate_up: Linear
-    down: Linear
+from outrider.models.linear import Embedding, Linear
+from outrider.models.loader.checkpoint import Checkpoint
+from outrider.models.weights import Layer, WeightReader
 
 
 class Decoder:
-    """A `LanguageModel` whose weights are float32 or bfloat16; see `from_checkpoint`.
+    """A `LanguageModel` over a checkpoint's weights; see `from_checkpoint`.
 
     One decoder serves any number of caches, from one thread at a time.
     """
 
     def __init__(
         self,
-        config: DecoderConfig,
-        embed_Vd: Tensor,
+        reader: WeightReader,
+        embedding: Embedding,
         layers: list[Layer],
         norm_d: Tensor,
         head: Linear,
@@ -59,56 +44,52 @@ class Decoder:
         context_length: int,
         name: str,
     ) -> None:
-        self.config = config
+        self.config = reader.config
+        self.device = reader.device
         self.vocab_size = vocab_size
         self.name = name
         self.context_length = context_length
         self.layers = layers
         self.kv_dtype = kv_dtype
-        self._embed_Vd = embed_Vd
+        self._reader = reader
+        self._embedding = embedding
         self._norm_d = norm_d
         self._head = head
-        on_cpu = embed_Vd.device.type == "cpu"
-        self._fast = kernels.available() and on_cpu and config.head_dim % KERNEL_HEAD_STEP == 0
-        self._rope = Rope(
-            inverse_frequencies(config.head_dim, config.rope_theta, config.rope_scaling).to(embed_Vd.device)
-        )
+        on_cpu = self.device.type == "cpu"
+        self._fast = kernels.available() and on_cpu and self.config.head_dim % KERNEL_HEAD_STEP == 0
+        frequencies_R = inverse_frequencies(self.config.head_dim, self.config.rope_theta, self.config.rope_scaling)
+        self._rope = Rope(frequencies_R.to(self.device))
 
     @classmethod
     def from_checkpoint(
         cls,
         checkpoint: Checkpoint,
         *,
-        dtype: torch.dtype = torch.float32,
+        dtype: torch.dtype | None = torch.float32,
         device: torch.device | str = "cpu",
         vocab_size: int | None = None,
         kv_dtype: torch.dtype | None = None,
         context_length: int | None = None,
         name: str = "decoder",
     ) -> Decoder:
-        """Reads the weights layer by layer, in as many threads as torch has. `dtype` is that of the matrices; norms and
-        biases stay float32.
+        """Reads the weights layer by layer. `dtype` is that of the matrices, None for the file's own quantised blocks;
+        norms and biases are float32.
 
         `vocab_size` leaves out rows of the head that stand for no token (padding): they are never computed, so never
         emitted. `kv_dtype` defaults to float32 on a CPU and to `dtype` elsewhere; `context_length` can shorten the
         model's own.
         """
-        assert dtype in (torch.float32, torch.bfloat16), f"weights of {dtype}"
-        config = checkpoint.config
-        read = _Reader(checkpoint, dtype, torch.device(device))
+        assert dtype in (torch.float32, torch.bfloat16, None), f"weights of {dtype}"
+        config, reader = checkpoint.config, WeightReader(checkpoint, dtype, torch.device(device))
         rows = min(vocab_size or config.vocab_size, config.vocab_size)
-        with ThreadPoolExecutor(torch.get_num_threads()) as threads:
-            ends = threads.submit(read.ends, rows)
-            layers = list(threads.map(read.layer, range(config.n_layers)))
-            embed_Vd, head = ends.result()
         return cls(
-            config,
-            embed_Vd,
-            layers,
-            read.vector("norm.weight"),
-            head,
+            reader,
+            reader.embedding(),
+            [reader.layer(index) for index in range(config.n_layers)],
+            reader.vector("norm.weight"),
+            reader.head(range(rows)),
             vocab_size=rows,
-            kv_dtype=kv_dtype or (torch.float32 if embed_Vd.device.type == "cpu" else dtype),
+            kv_dtype=kv_dtype or (torch.float32 if reader.device.type == "cpu" or dtype is None else dtype),
             context_length=min(context_length or config.context_length, config.context_length),
             name=name,
         )
@@ -118,15 +99,10 @@ class Decoder:
         return len(self.layers)
 
     @property
-    def device(self) -> torch.device:
-        return self._embed_Vd.device
-
-    @property
     def nbytes(self) -> int:
-        """Bytes of the matrices; a head that is the embedding counts once."""
+        """Bytes of the matrices."""
         matrices = [m for layer in self.layers for m in (layer.qkv, layer.o, layer.gate_up, layer.down)]
-        shared = isinstance(self._head, TorchLinear) and self._head.weight_NK is self._embed_Vd
-        return sum(m.nbytes for m in matrices) + self._embed_Vd.nbytes + (0 if shared else self._head.nbytes)
+        return sum(m.nbytes for m in matrices) + self._embedding.nbytes + self._head.nbytes
 
     def new_cache(self) -> DecoderCache:
         """An empty cache for one sequence; it holds no memory before its first pass."""
@@ -149,6 +125,13 @@ class Decoder:
         exit_early.name = f"{self.name}[:{count}]"
         return exit_early
 
+    def with_head_rows(self, ids: Seq[int]) -> Decoder:
+        """This decoder with only these rows of its head, in this order; shares all other weights."""
+        narrow = copy.copy(self)
+        narrow._head = self._reader.head(ids)
+        narrow.vocab_size = len(ids)
+        return narrow
+
     @torch.inference_mode()
     def forward(self, segments: Seq[Segment], *, logits: bool = True, taps: Seq[int] = ()) -> Pass:
         """One pass; see `LanguageModel`. Feature blocks are the outputs of the layers `taps` (0-based)."""
@@ -157,7 +140,7 @@ class Decoder:
         plan = plan_pass(
             segments, self._rope, context_length=self.context_length, window=config.sliding_window, fast=self._fast
         )
-        x_Md = self._embed_Vd[plan.tokens_M].float()
+        x_Md = self._embedding(plan.tokens_M)
         inner_Md = kernels.rms_norm(x_Md, self.layers[0].attn_norm_d, eps)
         norms = [*(layer.attn_norm_d for layer in self.layers[1:]), self._norm_d]
         tapped: dict[int, Tensor] = {}
@@ -190,55 +173,6 @@ class Decoder:
 
     def _head_norm(self, x_MHD: Tensor, weight_D: Tensor) -> Tensor:
         return kernels.rms_norm(x_MHD.reshape(-1, x_MHD.shape[-1]), weight_D, self.config.norm_eps).view(x_MHD.shape)
-
-
-class _Reader:
-    """Turns a checkpoint's tensors into layers."""
-
-    def __init__(self, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> None:
-        self.names = frozenset(checkpoint.names())
-        self._checkpoint, self._dtype, self._device = checkpoint, dtype, device
-
-    def matrix(self, name: str) -> Tensor:
-        return self._checkpoint.tensor(f"{name}.weight", self._dtype).to(self._device)
-
-    def vector(self, name: str) -> Tensor:
-        return self._checkpoint.tensor(name, torch.float32).to(self._device)
-
-    def optional(self, name: str) -> Tensor | None:
-        return self.vector(name) if name in self.names else None
-
-    def linear(self, *parts: str) -> Linear:
-        """The matrices `parts` stacked by output; a part without a bias gets zeros if another has one."""
-        weights = [self.matrix(part) for part in parts]
-        biases = [self.optional(f"{part}.bias") for part in parts]
-        bias = None
-        if any(b is not None for b in biases):
-            filled = [
-                w.new_zeros(len(w), dtype=torch.float32) if b is None else b
-                for w, b in zip(weights, biases, strict=True)
-            ]
-            bias = torch.cat(filled)
-        return make_linear(weights[0] if len(weights) == 1 else torch.cat(weights), bias)
-
-    def ends(self, rows: int) -> tuple[Tensor, Linear]:
-        """The embedding, and the first `rows` rows of the head: the embedding again where there is no other matrix."""
-        embed_Vd = self.matrix("embed")
-        head_Vd = self.matrix("head") if "head.weight" in self.names else embed_Vd
-        return embed_Vd, make_linear(head_Vd if rows == len(head_Vd) else head_Vd[:rows])
-
-    def layer(self, index: int) -> Layer:
-        prefix = f"layers.{index}"
-        return Layer(
-            attn_norm_d=self.vector(f"{prefix}.attn_norm.weight"),
-            qkv=self.linear(f"{prefix}.q", f"{prefix}.k", f"{prefix}.v"),
-            q_norm_D=self.optional(f"{prefix}.q_norm.weight"),
-            k_norm_D=self.optional(f"{prefix}.k_norm.weight"),
-            o=self.linear(f"{prefix}.o"),
-            ffn_norm_d=self.vector(f"{prefix}.ffn_norm.weight"),
-            gate_up=self.linear(f"{prefix}.gate", f"{prefix}.up"),
-            down=self.linear(f"{prefix}.down"),
-        )
 
 
 _model: type[LanguageModel] = Decoder

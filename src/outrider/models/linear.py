@@ -5,8 +5,10 @@ Shapes: M rows, K inputs, N outputs.
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
 from typing import Protocol
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -44,6 +46,57 @@ class TorchLinear:
             return F.linear(x_MK, self.weight_NK.float(), self.bias_N)
         y_MN = F.linear(x_MK.to(self.weight_NK.dtype), self.weight_NK).float()
         return y_MN if self.bias_N is None else y_MN.add_(self.bias_N)
+
+
+class StackedLinear:
+    """Several matrices that read the same rows; their outputs side by side."""
+
+    def __init__(self, parts: Seq[Linear]) -> None:
+        self.parts = list(parts)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(part.nbytes for part in self.parts)
+
+    def __call__(self, x_MK: Tensor) -> Tensor:
+        return torch.cat([part(x_MK) for part in self.parts], dim=1)
+
+
+class Embedding(Protocol):
+    """Token ids (int64) to float32 rows."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+    def __call__(self, tokens_M: Tensor) -> Tensor: ...
+
+
+class TableEmbedding:
+    """A float32 or bfloat16 table [V, K]."""
+
+    def __init__(self, table_VK: Tensor) -> None:
+        self.table_VK = table_VK
+
+    @property
+    def nbytes(self) -> int:
+        return self.table_VK.nbytes
+
+    def __call__(self, tokens_M: Tensor) -> Tensor:
+        return self.table_VK[tokens_M].float()
+
+
+class QuantisedEmbedding:
+    """Rows of quantised blocks, uint8 [V, bytes of a row] (usually the mapped file itself), decoded when looked up."""
+
+    def __init__(self, blocks: Tensor, kind: str, width: int) -> None:
+        self.blocks, self.kind, self.width = blocks, kind, width
+
+    @property
+    def nbytes(self) -> int:
+        return self.blocks.nbytes
+
+    def __call__(self, tokens_M: Tensor) -> Tensor:
+        return kernels.dequantise(self.blocks[tokens_M], self.kind, (len(tokens_M), self.width), torch.float32)
 
 
 def make_linear(weight_NK: Tensor, bias_N: Tensor | None = None) -> Linear:

@@ -22,7 +22,8 @@ from outrider.models.loader.checkpoint import (
 )
 from outrider.models.tokenizer import Tokenizer
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "quantised": None}
+"""Weights in memory by option; quantised: the file's own blocks, as they are."""
 BACKENDS = ("auto", "native", "transformers")
 
 
@@ -45,26 +46,38 @@ def load_model(path: str | Path, *, dtype: str = "auto", device: str = "cpu", ba
     Raises `ConfigError` for an option, `ModelNotFoundError`, `ModelFileError` or `MissingExtraError` for the model.
     """
     if dtype not in ("auto", *DTYPES):
-        raise ConfigError(f"dtype {dtype!r} is not allowed: give auto, {' or '.join(DTYPES)}")
+        raise ConfigError(f"dtype {dtype!r} is not allowed: give one of auto, {', '.join(DTYPES)}")
     if backend not in BACKENDS:
         raise ConfigError(f"backend {backend!r} is not allowed: give {', '.join(BACKENDS[:-1])} or {BACKENDS[-1]}")
     path = Path(path)
-    precision = _precision(dtype, device)
     if backend == "transformers":
-        return _through_transformers(path, device, precision, "asked for")
+        return _through_transformers(path, device, dtype, "asked for")
     try:
         checkpoint = open_checkpoint(path)
     except UnknownArchitectureError as error:
         if backend == "native" or not path.is_dir():
             raise
-        return _through_transformers(path, device, precision, f"the native decoder cannot: {error}")
-    return _natively(checkpoint, device, precision)
+        return _through_transformers(path, device, dtype, f"the native decoder cannot: {error}")
+    return _natively(checkpoint, device, _precision(dtype, device, checkpoint))
 
 
-def _precision(asked: str, device: str) -> Decision:
-    """The weights' dtype that is fastest here. Activations and logits are float32 either way."""
+def _precision(asked: str, device: str, checkpoint: Checkpoint | None) -> Decision:
+    """The form of the weights that is fastest here. Activations between layers and logits are float32 either way."""
+    kind = checkpoint.raw("layers.0.gate.weight").type_name if checkpoint else "unknown"
+    computes_blocks = kernels.available() and torch.device(device).type == "cpu" and kind in kernels.QUANTISED_TYPES
+    if asked == "quantised" and not computes_blocks:
+        raise ConfigError(
+            f"dtype 'quantised' is not possible here: it takes the compiled CPU kernels ({kernels.why()}) and a GGUF "
+            f"file of type {', '.join(sorted(kernels.QUANTISED_TYPES))} (this one: {kind}); give bfloat16 or float32"
+        )
     if asked != "auto":
         return Decision("dtype", asked, "asked for")
+    if computes_blocks:
+        return Decision(
+            "dtype",
+            "quantised",
+            f"the {kernels.active_level()} kernels compute with the file's blocks ({kind}) as they are",
+        )
     if torch.device(device).type == "cuda":
         if torch.cuda.is_bf16_supported():
             return Decision("dtype", "bfloat16", "half the memory traffic of float32, and this GPU computes in it")
@@ -104,8 +117,11 @@ def _arithmetic(model: Decoder) -> Decision:
     return Decision("kernels", kernels.active_level(), kernels.why())
 
 
-def _through_transformers(folder: Path, device: str, precision: Decision, why: str) -> LoadedModel:
-    model = TransformersModel.from_folder(folder, dtype=DTYPES[precision.value], device=device)
+def _through_transformers(folder: Path, device: str, dtype: str, why: str) -> LoadedModel:
+    precision = _precision(dtype, device, None)
+    weights = DTYPES[precision.value]
+    assert weights is not None
+    model = TransformersModel.from_folder(folder, dtype=weights, device=device)
     tokenizer = Tokenizer.from_folder(folder, vocab_size=model.vocab_size)
     model.vocab_size = tokenizer.used_size
     return LoadedModel(

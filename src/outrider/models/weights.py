@@ -1,0 +1,120 @@
+"""A checkpoint's tensors as the decoder's layers: stacked, packed, or kept as the file's own quantised blocks.
+
+Shapes: d model width, D head width, V vocabulary, N x K one matrix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from itertools import groupby
+
+import torch
+from torch import Tensor
+
+from outrider import kernels
+from outrider.models.linear import Embedding, Linear, QuantisedEmbedding, StackedLinear, TableEmbedding, make_linear
+from outrider.models.loader.checkpoint import Checkpoint
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One block's weights. `qkv` and `gate_up` are the matrices that read the same input, stacked."""
+
+    attn_norm_d: Tensor
+    qkv: Linear
+    q_norm_D: Tensor | None
+    k_norm_D: Tensor | None
+    o: Linear
+    ffn_norm_d: Tensor
+    gate_up: Linear
+    down: Linear
+
+
+class WeightReader:
+    """Reads matrices as `dtype`; with None, blocks that have a kernel stay as they are, the rest becomes bfloat16."""
+
+    def __init__(self, checkpoint: Checkpoint, dtype: torch.dtype | None, device: torch.device) -> None:
+        self.config = checkpoint.config
+        self.device = device
+        self._names = frozenset(checkpoint.names())
+        self._checkpoint, self._dtype = checkpoint, dtype
+
+    def vector(self, name: str) -> Tensor:
+        """A norm or bias, float32."""
+        return self._checkpoint.tensor(name, torch.float32).to(self.device)
+
+    def embedding(self) -> Embedding:
+        kind = self._kind("embed")
+        if kind is None:
+            return TableEmbedding(self._matrix("embed"))
+        return QuantisedEmbedding(self._blocks("embed"), kind, self.config.hidden_size)
+
+    def head(self, ids: Seq[int]) -> Linear:
+        """These rows of the head, which is the embedding where the file has no other."""
+        name = "head" if "head.weight" in self._names else "embed"
+        whole = isinstance(ids, range) and ids == range(self.config.vocab_size)
+        chosen = slice(None) if whole else torch.tensor(list(ids))
+        kind = self._kind(name)
+        if kind is None:
+            return make_linear(self._matrix(name)[chosen])
+        blocks = self._blocks(name)[chosen]
+        return kernels.pack_quantised(blocks, kind, (len(blocks), self.config.hidden_size))
+
+    def layer(self, index: int) -> Layer:
+        prefix = f"layers.{index}"
+        return Layer(
+            attn_norm_d=self.vector(f"{prefix}.attn_norm.weight"),
+            qkv=self._linear(f"{prefix}.q", f"{prefix}.k", f"{prefix}.v"),
+            q_norm_D=self._optional(f"{prefix}.q_norm.weight"),
+            k_norm_D=self._optional(f"{prefix}.k_norm.weight"),
+            o=self._linear(f"{prefix}.o"),
+            ffn_norm_d=self.vector(f"{prefix}.ffn_norm.weight"),
+            gate_up=self._linear(f"{prefix}.gate", f"{prefix}.up"),
+            down=self._linear(f"{prefix}.down"),
+        )
+
+    def _optional(self, name: str) -> Tensor | None:
+        return self.vector(name) if name in self._names else None
+
+    def _matrix(self, name: str) -> Tensor:
+        return self._checkpoint.tensor(f"{name}.weight", self._dtype or torch.bfloat16).to(self.device)
+
+    def _kind(self, name: str) -> str | None:
+        """The block type under which a matrix stays quantised; None: it does not."""
+        if self._dtype is not None:
+            return None
+        kind = self._checkpoint.raw(f"{name}.weight").type_name
+        return kind if kind in kernels.QUANTISED_TYPES else None
+
+    def _blocks(self, name: str) -> Tensor:
+        """uint8 [N, bytes of a row], rows in the decoder's order."""
+        raw = self._checkpoint.raw(f"{name}.weight")
+        blocks = raw.data.view(raw.shape[0], -1)
+        return blocks if raw.row_order is None else blocks[raw.row_order]
+
+    def _linear(self, *names: str) -> Linear:
+        """The matrices `names` stacked by output; neighbours of one kind become one matrix."""
+        runs = [(kind, list(run)) for kind, run in groupby(names, self._kind)]
+        linears = [self._run(kind, run) for kind, run in runs]
+        return linears[0] if len(linears) == 1 else StackedLinear(linears)
+
+    def _run(self, kind: str | None, names: list[str]) -> Linear:
+        bias_N = self._bias(names)
+        if kind is None:
+            weights = [self._matrix(name) for name in names]
+            return make_linear(weights[0] if len(weights) == 1 else torch.cat(weights), bias_N)
+        blocks = [self._blocks(name) for name in names]
+        outputs, inputs = sum(len(rows) for rows in blocks), self._checkpoint.shape(f"{names[0]}.weight")[1]
+        return kernels.pack_quantised(torch.cat(blocks), kind, (outputs, inputs), bias_N)
+
+    def _bias(self, names: list[str]) -> Tensor | None:
+        """Their biases end to end, zeros for a matrix without one; None when none has one."""
+        biases = [self._optional(f"{name}.bias") for name in names]
+        if all(bias is None for bias in biases):
+            return None
+        sizes = [self._checkpoint.shape(f"{name}.weight")[0] for name in names]
+        filled = [
+            torch.zeros(n, device=self.device) if bias is None else bias for n, bias in zip(sizes, biases, strict=True)
+        ]
+        return torch.cat(filled)
