@@ -11,6 +11,7 @@
 #include "blocks.h"
 #include "cpu.h"
 #include "pool.h"
+#include "scratch.h"
 
 namespace nb = nanobind;
 
@@ -47,6 +48,8 @@ class Level {
 
   void pack(Address weight, Address packed, std::size_t n, std::size_t k, int dtype) const {
     nb::gil_scoped_release release;
+    const std::size_t panels = (n + kernels_.panel - 1) / kernels_.panel;
+    ask_for_large_pages(at<void>(packed), panels * kernels_.panel * k * (static_cast<Dtype>(dtype) == Dtype::kF32 ? 4 : 2));
     kernels_.pack(at<void>(weight), at<void>(packed), n, k, static_cast<Dtype>(dtype));
   }
 
@@ -64,6 +67,7 @@ class Level {
 
   void quant_pack(Address raw, Address packed, std::size_t n, std::size_t k, int type) const {
     nb::gil_scoped_release release;
+    ask_for_large_pages(at<void>(packed), quant_bytes(n, k, type));
     pack_quantised(at<std::uint8_t>(raw), at<std::uint8_t>(packed), n, k, kernels_.quant_panel, static_cast<GgmlType>(type));
   }
 

@@ -1,7 +1,12 @@
 #include "scratch.h"
 
+#include <cstdint>
 #include <cstdlib>
 #include <new>
+
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
 
 namespace outrider {
 
@@ -24,6 +29,18 @@ void* Scratch::room(int slot, std::size_t bytes) {
 
 Scratch::~Scratch() {
   for (void* memory : memory_) std::free(memory);
+}
+
+void ask_for_large_pages(void* memory, std::size_t bytes) {
+#if defined(__linux__)
+  constexpr std::uintptr_t kPage = 4096;
+  const std::uintptr_t begin = (reinterpret_cast<std::uintptr_t>(memory) + kPage - 1) / kPage * kPage;
+  const std::uintptr_t end = (reinterpret_cast<std::uintptr_t>(memory) + bytes) / kPage * kPage;
+  if (begin < end) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);  // a refusal costs speed alone
+#else
+  (void)memory;
+  (void)bytes;
+#endif
 }
 
 }  // namespace outrider
