@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import pytest
@@ -9,6 +10,8 @@ import torch
 
 from outrider import LLM, SamplingParams, Speculation
 from outrider.core.draft import Draft, DraftLaw, SeqDraft
+from outrider.drafters.draft_model import DraftModelDrafter
+from outrider.drafters.fixed import FixedDrafter
 from outrider.engine.request import Request
 from outrider.errors import ConfigError, RequestError
 from outrider.models.table import TableModel
@@ -63,7 +66,8 @@ def raises(seq, k):
 
 def adversarial_llm(model: TableModel, **options) -> LLM:
     drafters = {name: Scripted(name, draft) for name, draft in {**ADVERSARIES, "raises": raises}.items()}
-    return LLM.from_parts(model, drafters, k=4, **options)
+    small = DraftModelDrafter(model=random_table(V, seed=77))
+    return LLM.from_parts(model, {**drafters, "draft_model": small}, k=4, **options)
 
 
 @pytest.mark.parametrize("name", [*ADVERSARIES, "raises"])
@@ -110,7 +114,9 @@ def test_every_answer_in_a_mixed_batch_equals_its_solo_run(max_batch):
             )
         )
         rule = rng.choice(["auto", "chain", "block", "match", "coupled"])
-        speculation.append(Speculation(rng.choice([*ADVERSARIES, "none"]), rng.randrange(5), rule))
+        speculation.append(
+            Speculation(rng.choice([*ADVERSARIES, "none", "draft_model", "draft_model"]), rng.randrange(5), rule)
+        )
     together = llm.generate(prompts, params, speculation=speculation)
     for i, result in enumerate(together):
         [alone] = llm.generate([prompts[i]], params[i], speculation=speculation[i])
@@ -141,6 +147,45 @@ def test_joins_leaves_and_cancels_leave_nothing_behind():
     assert set(results) | cancelled == set(wanted)
     for request_id, result in results.items():
         assert len(result.token_ids) == wanted[request_id][1].max_tokens
+
+
+def test_two_streams_at_once_do_not_steal_each_others_tokens():
+    llm = adversarial_llm(random_table(V, seed=9, sharpness=1.0))
+    params = SamplingParams(temperature=1.0, seed=4, max_tokens=15)
+    first, second = llm.generate([3], params, stream=True), llm.generate([4], params, stream=True)
+    found = {0: [], 1: []}
+    for one, other in itertools.zip_longest(first, second):
+        for lane, item in ((0, one), (1, other)):
+            if hasattr(item, "token_id"):
+                found[lane].append(item.token_id)
+    assert found[0] == llm.generate([3], params)[0].token_ids
+    assert found[1] == llm.generate([4], params)[0].token_ids
+    llm.engine.check_integrity()
+
+
+def test_an_abandoned_stream_is_cancelled():
+    llm = adversarial_llm(random_table(V, seed=9))
+    stream = llm.generate([[3], [4]], SamplingParams(max_tokens=50), stream=True)
+    next(stream)
+    stream.close()
+    assert llm.engine.idle
+    llm.engine.check_integrity()
+
+
+def test_a_rule_that_cannot_judge_the_drafts_is_refused_before_anything_runs():
+    model = random_table(V, seed=1)
+    coupled = DraftModelDrafter(model=model, draft_sample_method="coupled")
+    trees = FixedDrafter(script=lambda seq, k: SeqDraft([1, 2][:k], [-1, -1][:k]), trees=True)
+    llm = LLM.from_parts(model, {"draft_model": coupled, "fixed": trees}, k=2, rule="coupled")
+    sampled = SamplingParams(temperature=1.0, seed=1, max_tokens=6)
+    with pytest.raises(ConfigError, match="takes chains only"):
+        llm.generate([1], sampled, speculation=Speculation("fixed", rule="block"))
+    [tree], [plain] = (llm.generate([1], sampled, speculation=Speculation(m)) for m in ("fixed", "none"))
+    assert tree.token_ids == plain.token_ids
+    [judged] = llm.generate([1], sampled, speculation=Speculation("draft_model", rule="chain"))
+    assert judged.stats.drafted == 0
+    assert any("cannot judge shared_noise" in reason for reason in judged.stats.dropped)
+    llm.engine.check_integrity()
 
 
 def test_nan_logits_fail_their_own_request_only():

@@ -14,7 +14,7 @@ from torch import Tensor
 from outrider.core.draft import DraftLaw, SeqDraft
 from outrider.core.rng import Key, Purpose, Rng
 from outrider.core.types import Sequence
-from outrider.core.verdict import Origin, SeqVerdict
+from outrider.core.verdict import Origin, Verdict
 from outrider.core.warp import Rows
 from outrider.verify.block import BlockVerifier
 from outrider.verify.chain import ChainVerifier
@@ -27,19 +27,19 @@ class Mutant(ChainVerifier):
 
     name = "mutant"
 
-    def verify(self, draft: SeqDraft, p: Rows, rng: Rng, seed: int, position: int) -> SeqVerdict:
+    def verify(self, draft: SeqDraft, p: Rows, rng: Rng, seed: int, position: int) -> Verdict:
         for i, token in enumerate(draft.tokens):
             q = 1.0 if draft.law is DraftLaw.POINT else float(draft.q(i)[token])
             if not rng.bernoulli(min(1.0, p.probability(i, token) / q), Key(seed, position, Purpose.ACCEPT, i)):
                 weights_V = self.recovered(draft, i, p)
-                return SeqVerdict(
+                return Verdict(
                     list(range(i)),
                     rng.categorical(weights_V, Key(seed, position, Purpose.TARGET, i)),
                     Origin.RECOVERED,
                 )
         bonus_V = self.bonus(draft, p)
         token = rng.categorical(bonus_V, Key(seed, position, Purpose.TARGET, draft.size))
-        return SeqVerdict(list(range(draft.size)), token, Origin.BONUS)
+        return Verdict(list(range(draft.size)), token, Origin.BONUS)
 
     def recovered(self, draft: SeqDraft, i: int, p: Rows) -> Tensor:
         if draft.law is DraftLaw.POINT:
@@ -70,14 +70,14 @@ class UnwarpedBonus(Mutant):
 class GoesOnBehindRejection(Mutant):
     """Leaves a rejected token out and judges the next with logits that were computed behind it."""
 
-    def verify(self, draft: SeqDraft, p: Rows, rng: Rng, seed: int, position: int) -> SeqVerdict:
+    def verify(self, draft: SeqDraft, p: Rows, rng: Rng, seed: int, position: int) -> Verdict:
         path = []
         for i, token in enumerate(draft.tokens):
             ratio = p.probability(i, token) / float(draft.q(i)[token])
             if rng.bernoulli(min(1.0, ratio), Key(seed, position, Purpose.ACCEPT, i)):
                 path.append(i)
         token = rng.categorical(p.row(draft.size), Key(seed, position, Purpose.TARGET, draft.size))
-        return SeqVerdict(path, token, Origin.BONUS)
+        return Verdict(path, token, Origin.BONUS)
 
 
 class RacesResidualOnSharedClocks(Mutant):
@@ -86,16 +86,16 @@ class RacesResidualOnSharedClocks(Mutant):
     def __init__(self, tables: Tables) -> None:
         self.tables = tables
 
-    def verify(self, draft: SeqDraft, p: Rows, rng: Rng, seed: int, position: int) -> SeqVerdict:
+    def verify(self, draft: SeqDraft, p: Rows, rng: Rng, seed: int, position: int) -> Verdict:
         for i, token in enumerate(draft.tokens):
             q_V = self.tables.q(tuple(draft.tokens[:i]))
             ratio = p.probability(i, token) / float(q_V[token])
             if not rng.bernoulli(min(1.0, ratio), Key(seed, position, Purpose.ACCEPT, i)):
                 weights_V = torch.clamp(p.row(i) - q_V, min=0.0)
                 recovered = rng.race(weights_V / weights_V.sum(), Key(seed, position + i, Purpose.RACE))
-                return SeqVerdict(list(range(i)), recovered, Origin.RECOVERED)
+                return Verdict(list(range(i)), recovered, Origin.RECOVERED)
         bonus = rng.categorical(p.row(draft.size), Key(seed, position, Purpose.TARGET, draft.size))
-        return SeqVerdict(list(range(draft.size)), bonus, Origin.BONUS)
+        return Verdict(list(range(draft.size)), bonus, Origin.BONUS)
 
 
 class BlockWithChainResidual(BlockVerifier):
@@ -103,14 +103,14 @@ class BlockWithChainResidual(BlockVerifier):
 
     name = "mutant"
 
-    def verify(self, draft: SeqDraft, p: Rows, rng: Rng, seed: int, position: int) -> SeqVerdict:
+    def verify(self, draft: SeqDraft, p: Rows, rng: Rng, seed: int, position: int) -> Verdict:
         verdict = super().verify(draft, p, rng, seed, position)
         if verdict.n_accept == draft.size:
             return verdict
         weights_V = torch.clamp(p.row(verdict.n_accept) - draft.q(verdict.n_accept), min=0.0)
         weights_V = weights_V if float(weights_V.sum()) > 0.0 else p.row(verdict.n_accept)
         key = Key(seed, position, Purpose.TARGET, draft.size + verdict.n_accept)
-        return SeqVerdict(verdict.path, rng.categorical(weights_V, key), verdict.origin)
+        return Verdict(verdict.path, rng.categorical(weights_V, key), verdict.origin)
 
 
 class UncappedBlock(BlockVerifier):

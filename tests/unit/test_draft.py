@@ -51,11 +51,9 @@ def test_siblings_share_a_row_of_q() -> None:
     assert draft.q(2) is rows[1]
 
 
-def test_flat_views_of_a_ragged_batch() -> None:
+def test_split_cuts_a_ragged_batch() -> None:
     draft = Draft([SeqDraft.chain([5, 6]), SeqDraft.empty(), SeqDraft([7, 8], [-1, -1])])
     assert draft.split == [0, 2, 2, 4]
-    assert draft.token_N == [5, 6, 7, 8]
-    assert draft.parent_N == [-1, 0, -1, -1]
 
 
 def test_head_keeps_everything_that_belongs_to_it() -> None:

@@ -171,16 +171,6 @@ def test_the_laws_declared_are_the_laws_produced(method: str) -> None:
     assert produced == drafter.laws
 
 
-def test_a_rule_that_cannot_judge_the_method_gets_no_draft_and_a_reason() -> None:
-    model = SpyModel()
-    drafter = DraftModelDrafter(model=model, draft_sample_method="coupled")
-    seq = sequence(0, [1], SAMPLED, "block")
-    opened(drafter, seq)
-    assert propose(drafter, seq).size == 0
-    assert not model.seen
-    assert dict(seq.stats.dropped) == {"rule block cannot judge shared_noise drafts": 3}
-
-
 # When a draft ends
 
 
@@ -268,7 +258,7 @@ def test_a_long_prompt_runs_without_the_head_in_chunks() -> None:
         ([1, 2], True),
         ([1, 1], True),
     ]
-    assert draft.passes == 5
+    assert [d.passes for d in draft.seqs] == [5, 2]
 
 
 def test_budget_zero_costs_nothing_and_is_caught_up_later() -> None:
@@ -294,7 +284,7 @@ def test_a_ragged_batch_takes_as_many_passes_as_its_longest_draft() -> None:
     draft = drafter.propose(seqs, [1, 4, 0, 2], CounterRng())
     assert [d.size for d in draft.seqs] == [1, 4, 0, 2]
     assert [len(rows) for rows, _ in model.seen] == [3, 2, 1, 1]
-    assert draft.passes == 4
+    assert max(d.passes for d in draft.seqs) == 4
 
 
 # Vocabularies
@@ -368,8 +358,8 @@ def test_a_model_that_fails_on_one_sequence_goes_on_with_the_others() -> None:
     for _ in range(2):
         draft = drafter.propose([good, bad, late], [2, 2, 2], CounterRng())
         assert draft.seqs[1].size == 0
-        assert draft.seqs[0] == propose(alone, good, 2)
-        assert draft.seqs[2] == propose(alone, late, 2)
+        assert draft.seqs[0].tokens == propose(alone, good, 2).tokens
+        assert draft.seqs[2].tokens == propose(alone, late, 2).tokens
         model.poison = None
         for seq in (good, bad, late):
             commit(drafter, seq, [2])
@@ -495,7 +485,7 @@ def test_the_model_runs_only_for_sequences_that_need_it() -> None:
     assert [d.law for d in draft.seqs] == [DraftLaw.POINT, DraftLaw.IID]
     assert [d.source for d in draft.seqs] == ["fixed", "draft_model"]
     assert [rows for rows, _ in model.seen] == [[2], [1]]
-    assert draft.passes == 2
+    assert max(d.passes for d in draft.seqs) == 2
 
 
 def test_members_hear_of_every_commit_with_their_own_features() -> None:

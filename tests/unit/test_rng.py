@@ -119,16 +119,18 @@ def test_choices_have_seeds_of_their_own() -> None:
     assert len(set(seeds)) == 100
 
 
-def test_recording_changes_nothing_and_is_taken_by_seed() -> None:
+def test_recording_changes_nothing_and_is_taken_by_sequence() -> None:
     recording, plain = RecordingRng(), CounterRng()
     p_V = row(0.2, 0.8)
     for key in KEYS:
-        assert recording.bernoulli(0.4, key) == plain.bernoulli(0.4, key)
-        assert recording.categorical(p_V, key) == plain.categorical(p_V, key)
-        assert recording.race(p_V, key) == plain.race(p_V, key)
-    taken = recording.take(1)
-    assert len(taken) == 3 * sum(key.seed == 1 for key in KEYS)
-    assert recording.take(1) == []
+        source = recording.of(key.position)
+        assert source.bernoulli(0.4, key) == plain.bernoulli(0.4, key)
+        assert source.categorical(p_V, key) == plain.categorical(p_V, key)
+        assert source.race(p_V, key) == plain.race(p_V, key)
+    position = KEYS[0].position
+    taken = recording.take(position)
+    assert len(taken) == 3 * sum(key.position == position for key in KEYS) > 0
+    assert recording.take(position) == []
     categorical = next(draw for draw in taken if draw.kind == "categorical")
     assert categorical.likeliest == ((1, 0.8), (0, 0.2))
     assert categorical.probability == pytest.approx(float(p_V[categorical.outcome]))

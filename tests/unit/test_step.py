@@ -8,7 +8,7 @@ from outrider.control.fixed import FixedController
 from outrider.core.draft import Draft, DraftLaw, SeqDraft
 from outrider.core.rng import RecordingRng
 from outrider.core.step import BAD_LOGITS, spec_step
-from outrider.core.trace import StepTrace
+from outrider.core.trace import StepTrace, trace_of
 from outrider.core.types import SamplingParams, Sequence
 from outrider.models.table import TableModel
 from outrider.verify.coupled import CoupledVerifier
@@ -77,7 +77,9 @@ def test_a_race_has_no_residual_in_the_trace() -> None:
     for seed in range(20):
         seq = Sequence(seed, [0], params, seed=seed)
         seq.rule, seq.cache = CoupledVerifier(), target.new_cache()
-        spec_step([seq], target, drafter, FixedController(3), RecordingRng(), commit, traces.append)
+        rng = RecordingRng()
+        [done] = spec_step([seq], target, drafter, FixedController(3), rng, commit)
+        traces.append(trace_of(done, rng.take(seq.id)))
     recovered = [trace for trace in traces if trace.origin == "recovered"]
     assert recovered
     assert all(trace.residual == [] for trace in recovered)

@@ -6,12 +6,14 @@ import json
 
 import pytest
 
+from outrider import LLM
 from outrider.control.fixed import FixedController
 from outrider.core.registry import verifier_class
 from outrider.core.rng import CounterRng, RecordingRng, Rng
 from outrider.core.step import spec_step
-from outrider.core.trace import TRACE_VERSION, StepTrace
+from outrider.core.trace import TRACE_VERSION, StepTrace, TracedDraw, trace_of
 from outrider.core.types import SamplingParams, Sequence
+from outrider.drafters.draft_model import DraftModelDrafter
 from tests.laws.rounds import TableDrafter, commit, table_model
 
 PARAMS = SamplingParams(temperature=1.0, max_tokens=24)
@@ -24,7 +26,8 @@ def traced(rule: str, seed: int, rng: Rng, params: SamplingParams = PARAMS) -> t
     seq.rule, seq.cache = verifier_class(rule)(), target.new_cache()
     traces: list[StepTrace] = []
     while not seq.finished:
-        spec_step([seq], target, drafter, FixedController(3), rng, commit, traces.append)
+        [done] = spec_step([seq], target, drafter, FixedController(3), rng, commit)
+        traces.append(trace_of(done, rng.take(seq.id) if isinstance(rng, RecordingRng) else []))
     return seq, traces
 
 
@@ -65,6 +68,29 @@ def test_residual_is_what_the_recovered_token_was_drawn_from() -> None:
         assert trace.nodes[len(trace.path)].token not in tokens
         assert sum(p for _, p in trace.residual) == pytest.approx(1.0)
     assert all(trace.residual == [] for trace in traces if trace.origin == "bonus")
+
+
+def test_traces_of_two_sequences_with_one_seed_are_kept_apart() -> None:
+    target, drafts = table_model(4, 1, seed=1), table_model(4, 1, seed=2)
+    drafter = DraftModelDrafter(model=drafts, greedy_below_temperature=0.0)
+    traces: list[StepTrace] = []
+    llm = LLM.from_parts(target, {"draft_model": drafter}, k=3, on_trace=traces.append)
+    params = SamplingParams(temperature=1.0, max_tokens=12, seed=7)
+
+    def draws_by_sequence() -> list[list[tuple[int, list[TracedDraw]]]]:
+        found: dict[int, list[tuple[int, list[TracedDraw]]]] = {}
+        for trace in traces:
+            found.setdefault(trace.seq_id, []).append((trace.position, trace.draws))
+        traces.clear()
+        return list(found.values())
+
+    llm.generate([[0], [1]], params)
+    together = draws_by_sequence()
+    for start in (0, 1):
+        llm.generate([start], params)
+        [alone] = draws_by_sequence()
+        assert alone in together
+        assert any(draw.purpose == "draft" for _, draws in alone for draw in draws)
 
 
 def test_without_a_recording_generator_there_are_no_draws() -> None:

@@ -3,7 +3,7 @@
 Token ids, parents and splits are small host-side lists (at most a few dozen numbers a sequence); only the rows of q
 are tensors.
 
-Shapes: B sequences, N draft nodes in all, Q rows of q, V vocabulary.
+Shapes: B sequences, N draft nodes in all, V vocabulary.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ class SeqDraft:
     """One sequence's draft. `parents[i]` is a node before i, or -1 for the last committed token.
 
     `q_row[i]` names the row of `q_rows` that node i was drawn from (IID and NO_REPLACEMENT; float64, sums to 1: the
-    very tensor that was sampled). `confidence[i]` is for controllers only. `source` is the drafter's name.
+    very tensor that was sampled). `confidence[i]` is for controllers only. `source` is the drafter's name, `passes` the
+    draft-model forward passes that this sequence took part in.
     """
 
     tokens: list[int]
@@ -46,6 +47,7 @@ class SeqDraft:
     q_row: list[int] = field(default_factory=list)
     confidence: list[float] = field(default_factory=list)
     source: str = ""
+    passes: int = 0
 
     @classmethod
     def chain(
@@ -56,17 +58,17 @@ class SeqDraft:
         *,
         confidence: Seq[float] = (),
         source: str = "",
+        passes: int = 0,
     ) -> SeqDraft:
         """A chain; with q_rows, node i was drawn from q_rows[i]."""
         rows = list(q_rows)
-        return cls(
-            list(tokens), list(range(-1, len(tokens) - 1)), law, rows, list(range(len(rows))), list(confidence), source
-        )
+        parents, q_row = list(range(-1, len(tokens) - 1)), list(range(len(rows)))
+        return cls(list(tokens), parents, law, rows, q_row, list(confidence), source, passes)
 
     @classmethod
-    def empty(cls, source: str = "") -> SeqDraft:
+    def empty(cls, source: str = "", *, passes: int = 0) -> SeqDraft:
         """No proposal: the round becomes a plain step."""
-        return cls([], [], source=source)
+        return cls([], [], source=source, passes=passes)
 
     @property
     def size(self) -> int:
@@ -100,31 +102,19 @@ class SeqDraft:
             self.q_row[:size],
             self.confidence[:size],
             self.source,
+            self.passes,
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """The batch's drafts. `passes` is the number of draft-model forward passes that making them took.
-
-    The flat views: `split` [B + 1] cuts the N nodes by sequence; `token_N` and `parent_N` run over all of them, parents
-    counting within their sequence (-1: last committed token).
-    """
+    """The batch's forest: one SeqDraft a sequence, in the order asked. `split` [B + 1] cuts its N nodes by sequence."""
 
     seqs: list[SeqDraft]
-    passes: int = 0
 
     @property
     def split(self) -> list[int]:
         return list(accumulate((seq.size for seq in self.seqs), initial=0))
-
-    @property
-    def token_N(self) -> list[int]:
-        return [token for seq in self.seqs for token in seq.tokens]
-
-    @property
-    def parent_N(self) -> list[int]:
-        return [parent for seq in self.seqs for parent in seq.parents]
 
 
 @dataclass(frozen=True, slots=True)

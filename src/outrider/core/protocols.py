@@ -15,7 +15,7 @@ from torch import Tensor
 from outrider.core.draft import Draft, DraftLaw, SeqDraft
 from outrider.core.rng import Rng
 from outrider.core.types import Sequence
-from outrider.core.verdict import SeqVerdict
+from outrider.core.verdict import Verdict
 from outrider.core.warp import Rows
 
 
@@ -87,6 +87,11 @@ class LanguageModel(Protocol):
 
     @property
     def context_length(self) -> int: ...
+
+    @property
+    def trees(self) -> bool:
+        """Whether segments may branch."""
+        ...
 
     def new_cache(self) -> KVCache:
         """An empty cache for one sequence."""
@@ -185,7 +190,12 @@ class Verifier(Protocol):
     @property
     def trees(self) -> bool: ...
 
-    def verify(self, draft: SeqDraft, p: Rows, rng: Rng, seed: int, position: int) -> SeqVerdict:
+    @property
+    def weighs_q(self) -> bool:
+        """Whether q decides what is accepted; if not, the likeliest token is the best draft."""
+        ...
+
+    def verify(self, draft: SeqDraft, p: Rows, rng: Rng, seed: int, position: int) -> Verdict:
         """Decides one sequence's draft. Row 0 of p follows the last committed token, row i + 1 follows draft node i.
 
         `seed` and `position` (the output position of the next token) key the draws.
@@ -201,7 +211,7 @@ class Controller(Protocol):
         ...
 
     def observe(self, seq: Sequence, drafted: int, accepted: int) -> None:
-        """What became of a round's draft."""
+        """What became of a round's draft; `accepted` are the draft tokens that became final."""
         ...
 
 

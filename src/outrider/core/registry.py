@@ -5,13 +5,14 @@ Third parties register drafters through the entry-point group `outrider.drafters
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from importlib import import_module
 from importlib.metadata import entry_points
 from types import MappingProxyType
 from typing import Any
 
+from outrider.core.protocols import Controller, Drafter, Verifier
 from outrider.errors import ConfigError
 
 DRAFTERS: Mapping[str, str] = MappingProxyType(
@@ -42,22 +43,26 @@ VERIFIERS: Mapping[str, str] = MappingProxyType(
 CONTROLLERS: Mapping[str, str] = MappingProxyType({"fixed": "outrider.control.fixed:FixedController"})
 
 
-def drafter_class(name: str) -> Any:
+def drafter_class(name: str) -> Callable[..., Drafter]:
     """The class of the drafter `name`, built in or from an entry point."""
     for entry in entry_points(group="outrider.drafters"):
         if entry.name == name and name not in DRAFTERS:
-            return entry.load()
-    return _load("drafter", name, DRAFTERS)
+            loaded: Callable[..., Drafter] = entry.load()
+            return loaded
+    found: Callable[..., Drafter] = _load("drafter", name, DRAFTERS)
+    return found
 
 
-def verifier_class(name: str) -> Any:
+def verifier_class(name: str) -> Callable[..., Verifier]:
     """The class of the acceptance rule `name`."""
-    return _load("rule", name, VERIFIERS)
+    found: Callable[..., Verifier] = _load("rule", name, VERIFIERS)
+    return found
 
 
-def controller_class(name: str) -> Any:
+def controller_class(name: str) -> Callable[..., Controller]:
     """The class of the controller `name`."""
-    return _load("controller", name, CONTROLLERS)
+    found: Callable[..., Controller] = _load("controller", name, CONTROLLERS)
+    return found
 
 
 def _load(kind: str, name: str, table: Mapping[str, str]) -> Any:

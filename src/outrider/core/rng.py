@@ -52,6 +52,10 @@ class Key(NamedTuple):
 class Rng(Protocol):
     """A source of draws."""
 
+    def of(self, seq_id: int) -> Rng:
+        """The same source, where draws are noted down for sequence `seq_id`. It changes no draw."""
+        ...
+
     def bernoulli(self, p: float, key: Key) -> bool:
         """True with probability p (clamped to [0, 1])."""
         ...
@@ -111,6 +115,9 @@ def exponential_clocks(key: Key, count: int) -> Tensor:
 class CounterRng:
     """Stateless: each draw is a hash of its key."""
 
+    def of(self, seq_id: int) -> Rng:
+        return self
+
     def uniform(self, key: Key) -> float:
         """A float64 in (0, 1)."""
         return ((_mix((_state(key) + _GOLDEN) & _MASK64) >> 11) + 0.5) * 2.0**-53
@@ -145,20 +152,23 @@ class Draw:
 
 
 class RecordingRng(CounterRng):
-    """A `CounterRng` that keeps its draws in `draws` until they are taken."""
+    """A `CounterRng` that keeps its draws, by sequence, until they are taken."""
 
     def __init__(self) -> None:
-        self.draws: list[Draw] = []
+        self._by_sequence: dict[int, RecordingRng] = {}
+        self._draws: list[Draw] = []
 
-    def take(self, seed: int) -> list[Draw]:
-        """Removes and returns the draws of the sequence with this seed."""
-        taken = [draw for draw in self.draws if draw.key.seed == seed]
-        self.draws = [draw for draw in self.draws if draw.key.seed != seed]
-        return taken
+    def of(self, seq_id: int) -> RecordingRng:
+        return self._by_sequence.setdefault(seq_id, RecordingRng())
+
+    def take(self, seq_id: int) -> list[Draw]:
+        """Removes and returns the draws made through `of(seq_id)`, in order."""
+        recorder = self._by_sequence.pop(seq_id, None)
+        return recorder._draws if recorder else []
 
     def bernoulli(self, p: float, key: Key) -> bool:
         outcome = super().bernoulli(p, key)
-        self.draws.append(Draw(key, "bernoulli", p, self.uniform(key), int(outcome)))
+        self._draws.append(Draw(key, "bernoulli", p, self.uniform(key), int(outcome)))
         return outcome
 
     def categorical(self, p_V: Tensor, key: Key) -> int:
@@ -166,12 +176,12 @@ class RecordingRng(CounterRng):
         top = (p_V / p_V.sum()).topk(min(8, p_V.numel()))
         likeliest = tuple((i, w) for i, w in zip(top.indices.tolist(), top.values.tolist(), strict=True) if w > 0)
         probability = float(p_V[outcome] / p_V.sum())
-        self.draws.append(Draw(key, "categorical", probability, self.uniform(key), outcome, likeliest))
+        self._draws.append(Draw(key, "categorical", probability, self.uniform(key), outcome, likeliest))
         return outcome
 
     def race(self, p_V: Tensor, key: Key) -> int:
         outcome = super().race(p_V, key)
-        self.draws.append(Draw(key, "race", float(p_V[outcome]), None, outcome))
+        self._draws.append(Draw(key, "race", float(p_V[outcome]), None, outcome))
         return outcome
 
 
@@ -189,6 +199,9 @@ class ExhaustiveRng:
         self._depth = 0
         self._used: set[Key] = set()
         self._races: dict[Key, list[tuple[Tensor, int]]] = {}
+
+    def of(self, seq_id: int) -> Rng:
+        return self
 
     def law(self, fn: Callable[[Rng], Outcome]) -> dict[Outcome, float]:
         """The probability (float64, exact up to rounding) of each value that `fn(rng)` can return."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from itertools import pairwise
 
 
@@ -18,7 +18,7 @@ class SpecStats:
     emitted           tokens that became part of the answer
     own_tokens        emitted tokens that the rule drew itself: recovered or bonus
     cut               tokens that the rule had decided and a stop threw away
-    draft_passes      forward passes of a draft model (a pass shared by several sequences counts for each)
+    draft_passes      forward passes of a draft model that the sequence took part in (a shared pass counts for each)
     drafted_at, accepted_at   the same by depth in the draft, from 0
     dropped           draft tokens thrown away before verification, by reason
     """
@@ -47,11 +47,18 @@ class SpecStats:
 
     def add(self, other: SpecStats) -> None:
         """Adds another's counts to these."""
-        for name in ("rounds", "drafted", "accepted", "emitted", "own_tokens", "cut", "draft_passes"):
-            setattr(self, name, getattr(self, name) + getattr(other, name))
-        self.drafted_at.update(other.drafted_at)
-        self.accepted_at.update(other.accepted_at)
-        self.dropped.update(other.dropped)
+        for field_ in fields(self):
+            setattr(self, field_.name, getattr(self, field_.name) + getattr(other, field_.name))
+
+    def copy(self) -> SpecStats:
+        """These counts as they are now."""
+        copied = SpecStats()
+        copied.add(self)
+        return copied
+
+    def minus(self, earlier: SpecStats) -> SpecStats:
+        """What was counted since `earlier`, a copy of these stats."""
+        return SpecStats(*(getattr(self, f.name) - getattr(earlier, f.name) for f in fields(self)))
 
     @property
     def acceptance_rate(self) -> float:

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence as Seq
 from dataclasses import asdict, dataclass
+
+from outrider.core.rng import Draw, Purpose
+from outrider.core.step import SeqRound
+from outrider.core.verdict import Origin
 
 TRACE_VERSION = 1
 
 
 @dataclass(frozen=True, slots=True)
 class TracedNode:
-    """A draft node: its probability under target (p) and drafter (q; 1 for a point draft), and its fate."""
+    """A draft node: its probability under target (p) and drafter (q; 1 where none travels), and its fate."""
 
     token: int
     parent: int
@@ -69,3 +74,37 @@ class StepTrace:
         data["draws"] = [TracedDraw(**draw) for draw in data["draws"]]
         data["residual"] = [(token, p) for token, p in data["residual"]]
         return cls(**data)
+
+
+def trace_of(done: SeqRound, draws: Seq[Draw]) -> StepTrace:
+    """The trace of a round, given the draws that were recorded for its sequence."""
+    draft, verdict = done.draft, done.verdict
+    nodes = [
+        TracedNode(
+            token,
+            parent,
+            done.p.probability(parent + 1, token),
+            float(draft.q(node)[token]) if draft.q_row else 1.0,
+            node in verdict.path,
+        )
+        for node, (token, parent) in enumerate(zip(draft.tokens, draft.parents, strict=True))
+    ]
+    final = [draw for draw in draws if draw.key.purpose is Purpose.TARGET and draw.outcome == verdict.next_token]
+    return StepTrace(
+        seq_id=done.seq.id,
+        position=done.position,
+        rule=done.seq.rule.name,
+        lossless=done.seq.rule.lossless,
+        source=draft.source,
+        law=draft.law.value,
+        nodes=nodes,
+        draws=[
+            TracedDraw(d.key.purpose.name.lower(), d.key.offset, d.kind, d.probability, d.uniform, d.outcome)
+            for d in draws
+        ],
+        path=verdict.path,
+        next_token=verdict.next_token,
+        origin=verdict.origin.value,
+        residual=list(final[-1].likeliest) if final and verdict.origin is Origin.RECOVERED else [],
+        emitted=done.emitted,
+    )

@@ -118,8 +118,9 @@ class Decision:
 class Sequence:
     """One answer being generated: addressed by its id, never by its place in a batch.
 
-    `tokens` holds prompt and committed output; only `engine.commit` appends to it. Between rounds the target's cache
-    holds the keys and values of all tokens but the last. `draft_limit` caps the draft length (0: plain steps).
+    `tokens` holds prompt and committed output; only a round's commit function appends to it. Between rounds the
+    target's cache holds the keys and values of all tokens but the last. `draft_limit` caps the draft length (0: plain
+    steps).
     """
 
     def __init__(

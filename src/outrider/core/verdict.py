@@ -15,7 +15,7 @@ class Origin(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class SeqVerdict:
+class Verdict:
     """One sequence's result: the accepted nodes from the root down, and exactly one token drawn by the rule after them.
 
     `origin` of that token is BONUS when the path ends at a leaf of the draft (or the draft was empty), RECOVERED when
@@ -29,18 +29,3 @@ class SeqVerdict:
     @property
     def n_accept(self) -> int:
         return len(self.path)
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """The batch's results, in the order of the draft."""
-
-    seqs: list[SeqVerdict]
-
-    @property
-    def n_accept_B(self) -> list[int]:
-        return [seq.n_accept for seq in self.seqs]
-
-    @property
-    def next_token_B(self) -> list[int]:
-        return [seq.next_token for seq in self.seqs]

@@ -11,6 +11,7 @@ and bias the output; a draft made without randomness (POINT), or one that is onl
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 
 from outrider.core.draft import Draft, DraftLaw, SeqDraft
 from outrider.core.protocols import Committed, Drafter
@@ -33,6 +34,7 @@ class CascadeDrafter:
     """
 
     name = "cascade"
+    needs = frozenset({"drafters"})
 
     def __init__(self, *, drafters: Seq[Drafter], min_expected: float = 2.0) -> None:
         if not drafters:
@@ -50,21 +52,21 @@ class CascadeDrafter:
     def propose(self, seqs: Seq[Sequence], budgets: Seq[int], rng: Rng) -> Draft:
         taken = [SeqDraft.empty(self.name) for _ in seqs]
         waiting = [i for i, budget in enumerate(budgets) if budget]
-        passes = 0
+        passes = [0] * len(seqs)
         for drafter in self.drafters:
             if not waiting:
                 break
             draft = drafter.propose([seqs[i] for i in waiting], [budgets[i] for i in waiting], rng)
-            passes += draft.passes
             last, turned_down = drafter is self.drafters[-1], []
             for i, offer in zip(waiting, draft.seqs, strict=True):
+                passes[i] += offer.passes
                 passed = last or offer.law in SAMPLED or self._worth(offer, budgets[i])
                 if offer.size and (passed or expected(offer) > expected(taken[i])):
                     taken[i] = offer
                 if not (offer.size and passed):
                     turned_down.append(i)
             waiting = turned_down
-        return Draft(taken, passes)
+        return Draft([replace(draft, passes=count) for draft, count in zip(taken, passes, strict=True)])
 
     def _worth(self, offer: SeqDraft, budget: int) -> bool:
         return expected(offer) >= min(self.min_expected, SURE * budget)

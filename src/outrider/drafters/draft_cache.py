@@ -29,6 +29,7 @@ class DraftState:
         self.missing: list[int] = []
         self.stopped = ""
         self._settled = 0
+        self._passes = 0
 
     def catch_up(self, tokens: list[int]) -> None:
         """Cuts the cache back to what it shares with `tokens`; `missing` is then what to feed, at least one token."""
@@ -41,6 +42,15 @@ class DraftState:
             del self.fed[same:]
         self._settled = same
         self.missing = tokens[same:]
+
+    def count_pass(self) -> None:
+        """A pass that this sequence takes part in begins."""
+        self._passes += 1
+
+    def take_passes(self) -> int:
+        """Passes since this was last asked."""
+        passes, self._passes = self._passes, 0
+        return passes
 
     def keep(self, tokens: Seq[int]) -> None:
         """Commits the rows of the latest pass."""
@@ -61,32 +71,30 @@ class DraftState:
         self.fed, self.missing, self._settled = [], [], 0
 
 
-def advance(model: LanguageModel, states: Seq[DraftState], rows: Seq[Seq[int]], *, logits: bool) -> tuple[int, Tensor]:
-    """One pass over `rows[i]` of each state, kept. Returns the passes run and the logits after each state's last row.
+def advance(model: LanguageModel, states: Seq[DraftState], rows: Seq[Seq[int]], *, logits: bool) -> Tensor:
+    """One pass over `rows[i]` of each state, kept. Returns the logits after each state's last row.
 
     When the pass fails, each state is tried alone and those that fail again are stopped, so that `logits_nV` has a row
     for each state that still runs, in order ([0, 0] without logits).
     """
     try:
-        out = _pass(model, states, rows, logits=logits)
+        return _pass(model, states, rows, logits=logits)
     except Exception as error:
         if len(states) == 1:
             states[0].stop(f"draft model failed ({type(error).__name__})")
-            return 1, torch.empty(0, 0)
-    else:
-        return 1, out
-    passes, parts = 1, []
+            return torch.empty(0, 0)
+    parts = []
     for state, own in zip(states, rows, strict=True):
-        count, logits_1V = advance(model, [state], [own], logits=logits)
-        passes += count
+        logits_1V = advance(model, [state], [own], logits=logits)
         if logits_1V.numel():
             parts.append(logits_1V)
-    return passes, torch.cat(parts) if parts else torch.empty(0, 0)
+    return torch.cat(parts) if parts else torch.empty(0, 0)
 
 
 def _pass(model: LanguageModel, states: Seq[DraftState], rows: Seq[Seq[int]], *, logits: bool) -> Tensor:
     segments = []
     for state, own in zip(states, rows, strict=True):
+        state.count_pass()
         if state.cache is None:
             state.cache = model.new_cache()
         segments.append(Segment(state.cache, own))
@@ -101,13 +109,10 @@ def _pass(model: LanguageModel, states: Seq[DraftState], rows: Seq[Seq[int]], *,
     return out.logits_MV if len(last) == out.logits_MV.shape[0] else out.logits_MV[last]
 
 
-def prefill(model: LanguageModel, states: Seq[DraftState]) -> int:
-    """Feeds all but the last of the missing tokens of states that miss many; returns the passes run."""
-    passes = 0
+def prefill(model: LanguageModel, states: Seq[DraftState]) -> None:
+    """Feeds all but the last of the missing tokens of states that miss many."""
     while behind := [s for s in states if not s.stopped and len(s.missing) > ROWS_WITH_LOGITS]:
         chunks = [state.missing[: min(PREFILL_CHUNK, len(state.missing) - 1)] for state in behind]
-        count, _ = advance(model, behind, chunks, logits=False)
-        passes += count
+        advance(model, behind, chunks, logits=False)
         for state, chunk in zip(behind, chunks, strict=True):
             del state.missing[: len(chunk)]
-    return passes

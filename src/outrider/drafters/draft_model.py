@@ -27,7 +27,7 @@ from outrider.errors import ConfigError
 
 log = logging.getLogger("outrider")
 
-METHOD_LAWS = {
+SAMPLE_METHOD_LAWS = {
     "auto": frozenset({DraftLaw.POINT, DraftLaw.IID, DraftLaw.SHARED_NOISE}),
     "greedy": frozenset({DraftLaw.POINT}),
     "probabilistic": frozenset({DraftLaw.POINT, DraftLaw.IID}),
@@ -37,9 +37,6 @@ METHOD_LAWS = {
 
 GREEDY_BELOW_TEMPERATURE = 0.3
 """Below it q is so peaked that a draw is nearly always the likeliest token, which needs no row of q to be kept."""
-
-Q_RULES = ("chain", "block")
-"""Rules that weigh q. Under a rule that only compares tokens, the likeliest token is the best guess."""
 
 
 @dataclass(slots=True)
@@ -57,7 +54,10 @@ class _Run:
     done: bool = False
 
     def draft(self, source: str) -> SeqDraft:
-        return SeqDraft.chain(self.tokens, self.law, self.q_rows, confidence=self.confidence, source=source)
+        passes = self.state.take_passes()
+        return SeqDraft.chain(
+            self.tokens, self.law, self.q_rows, confidence=self.confidence, source=source, passes=passes
+        )
 
 
 class DraftModelDrafter:
@@ -76,6 +76,7 @@ class DraftModelDrafter:
     """
 
     name = "draft_model"
+    needs = frozenset({"model", "vocab_size"})
     trees = False
     wants: tuple[int, ...] = ()
 
@@ -89,13 +90,13 @@ class DraftModelDrafter:
         draft_vocab: Seq[int] | None = None,
         min_confidence: float = 0.0,
     ) -> None:
-        if draft_sample_method not in METHOD_LAWS:
+        if draft_sample_method not in SAMPLE_METHOD_LAWS:
             raise ConfigError(
                 f"{self.name}: draft_sample_method = {draft_sample_method!r} is not allowed: "
-                f"choose one of {', '.join(METHOD_LAWS)}"
+                f"choose one of {', '.join(SAMPLE_METHOD_LAWS)}"
             )
         size = model.vocab_size if vocab_size is None else require_int(self.name, "vocab_size", vocab_size, 1)
-        self.method = draft_sample_method
+        self.sample_method = draft_sample_method
         self.greedy_below_temperature = require_number(
             self.name, "greedy_below_temperature", greedy_below_temperature, 0
         )
@@ -109,20 +110,20 @@ class DraftModelDrafter:
 
     @property
     def laws(self) -> frozenset[DraftLaw]:
-        return METHOD_LAWS[self.method]
+        return SAMPLE_METHOD_LAWS[self.sample_method]
 
     def open(self, seq: Sequence) -> None:
         self._states[seq.id] = DraftState()
 
     def propose(self, seqs: Seq[Sequence], budgets: Seq[int], rng: Rng) -> Draft:
         runs = {seq.id: run for seq, k in zip(seqs, budgets, strict=True) if k and (run := self._begin(seq, k))}
-        passes = prefill(self.model, [run.state for run in runs.values()])
+        prefill(self.model, [run.state for run in runs.values()])
         live = self._still_running(list(runs.values()))
         while live:
-            passes += self._step(live, rng)
+            self._step(live, rng)
             live = self._still_running(live)
         empty = SeqDraft.empty(self.name)
-        return Draft([runs[seq.id].draft(self.name) if seq.id in runs else empty for seq in seqs], passes)
+        return Draft([runs[seq.id].draft(self.name) if seq.id in runs else empty for seq in seqs])
 
     def commit(self, seq: Sequence, committed: Committed) -> None:
         """Nothing to do: `propose` compares the sequence with what the cache holds."""
@@ -138,9 +139,6 @@ class DraftModelDrafter:
         if state.stopped:
             return None
         law = self.law(seq)
-        if law not in seq.rule.laws:
-            seq.stats.dropped[f"rule {seq.rule.name} cannot judge {law.value} drafts"] += budget
-            return None
         state.catch_up(seq.tokens)
         limit = min(budget, self.model.context_length - len(seq.tokens) + 1)
         if limit < 1:
@@ -153,24 +151,23 @@ class DraftModelDrafter:
 
     def law(self, seq: Sequence) -> DraftLaw:
         """How this sequence's drafts come about."""
-        if seq.params.greedy or self.method == "greedy":
+        if seq.params.greedy or self.sample_method == "greedy":
             return DraftLaw.POINT
-        if self.method == "coupled" or (self.method == "auto" and seq.rule.name == "coupled"):
+        if self.sample_method == "coupled" or (self.sample_method == "auto" and seq.rule.name == "coupled"):
             return DraftLaw.SHARED_NOISE
-        weighs_q = seq.rule.name in Q_RULES and seq.params.temperature >= self.greedy_below_temperature
-        return DraftLaw.IID if self.method == "probabilistic" or weighs_q else DraftLaw.POINT
+        weighs_q = seq.rule.weighs_q and seq.params.temperature >= self.greedy_below_temperature
+        return DraftLaw.IID if self.sample_method == "probabilistic" or weighs_q else DraftLaw.POINT
 
-    def _step(self, live: list[_Run], rng: Rng) -> int:
-        """One draft token for every run; returns the passes it took."""
+    def _step(self, live: list[_Run], rng: Rng) -> None:
+        """One draft token for every run."""
         rows = [run.tokens[-1:] or run.state.missing for run in live]
-        passes, logits_n = advance(self.model, [run.state for run in live], rows, logits=True)
+        logits_n = advance(self.model, [run.state for run in live], rows, logits=True)
         live = self._still_running(live)
         if live:
             logits_nV = self.vocab.widen(logits_n)
             p = warp(logits_nV, [RowContext(run.view, tuple(run.tokens)) for run in live])
             for n, run in enumerate(live):
-                self._extend(run, p, n, logits_nV[n], rng)
-        return passes
+                self._extend(run, p, n, logits_nV[n], rng.of(run.seq.id))
 
     def _extend(self, run: _Run, p: Rows, n: int, logits_V: Tensor, rng: Rng) -> None:
         """Draws the run's next token, or ends the run. A token may end the draft behind it, never unmake itself."""

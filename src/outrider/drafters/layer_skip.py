@@ -30,6 +30,7 @@ class LayerSkipDrafter(DraftModelDrafter):
     """
 
     name = "layer_skip"
+    needs = frozenset({"target"})
 
     def __init__(
         self,

@@ -1,6 +1,6 @@
 """The one place where a token becomes final.
 
-A round decides several tokens at once; each goes through `Transcript.commit_one`, in order, and when one of them ends
+A round decides several tokens at once; each goes through `Transcript._commit_one`, in order, and when one of them ends
 the answer the rest of the block is dropped. Plain and speculative decoding therefore stop at the same token, with the
 same text, whatever the draft length.
 """

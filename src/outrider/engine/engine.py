@@ -8,12 +8,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from outrider.core.protocols import Committed, Controller, Drafter, LanguageModel, Segment, Verifier
+from outrider.core.protocols import Controller, Drafter, LanguageModel, Verifier
 from outrider.core.registry import verifier_class
 from outrider.core.rng import CounterRng, RecordingRng
 from outrider.core.stats import SpecStats
-from outrider.core.step import Decided, spec_step
-from outrider.core.trace import StepTrace
+from outrider.core.step import Decided, SeqRound, prefill, spec_step
+from outrider.core.trace import StepTrace, trace_of
 from outrider.core.types import Sequence
 from outrider.engine.commit import Transcript
 from outrider.engine.constraint import ConstraintFactory
@@ -22,8 +22,6 @@ from outrider.engine.router import DrafterRouter
 from outrider.engine.scheduler import Scheduler
 from outrider.errors import ConfigError, RequestError
 from outrider.models.tokenizer import Tokenizer
-
-PREFILL_CHUNK = 512
 
 
 @dataclass(slots=True)
@@ -101,7 +99,8 @@ class Engine:
         running = self.scheduler.running
         if running:
             self.target_passes += 1
-            spec_step(running, self.target, self.router, self.controller, self._rng, self._commit, self._on_trace)
+            rounds = spec_step(running, self.target, self.router, self.controller, self._rng, self._commit)
+            self._report(rounds)
         elapsed = time.perf_counter() - began
         for job in {id(job): job for job, _ in (self._transcripts[seq.id] for seq in running)}.values():
             job.decode_s += elapsed
@@ -152,6 +151,7 @@ class Engine:
         if method not in self.router.drafters:
             known = ", ".join(self.router.drafters)
             raise ConfigError(f"drafter {method!r} is not loaded in this engine: choose one of {known}")
+        require_judgeable(method, self.router.drafters[method], self._rule(request), self.target)
         if request.speculation.k is not None and request.speculation.k < 0:
             raise ConfigError(f"K = {request.speculation.k} is not allowed: give an integer >= 0")
         if (params.stop or params.json_schema is not None) and self.tokenizer is None:
@@ -183,8 +183,7 @@ class Engine:
 
     def _rule(self, request: Request) -> Verifier:
         name = request.speculation.rule or self.rule
-        rule: Verifier = verifier_class(resolve_rule(name, greedy=request.params.greedy))()
-        return rule
+        return verifier_class(resolve_rule(name, greedy=request.params.greedy))()
 
     def _constraint_factory(self) -> ConstraintFactory:
         if self._constraints is None:
@@ -193,15 +192,18 @@ class Engine:
         return self._constraints
 
     def _prefill(self, seq: Sequence) -> None:
-        """Runs all prompt tokens but the last through the target; the first round takes that one along."""
         began = time.perf_counter()
         self.router.open(seq)
-        for start in range(0, seq.prompt_len - 1, PREFILL_CHUNK):
-            chunk = seq.tokens[start : min(start + PREFILL_CHUNK, seq.prompt_len - 1)]
-            out = self.target.forward([Segment(seq.cache, chunk)], logits=False, taps=self.router.wants)
-            seq.cache.keep(range(len(chunk)))
-            self.router.commit(seq, Committed(chunk, 0, out.features_MF))
+        for committed in prefill(self.target, seq, self.router.wants):
+            self.router.commit(seq, committed)
         self._transcripts[seq.id][0].prompt_s += time.perf_counter() - began
+
+    def _report(self, rounds: list[SeqRound]) -> None:
+        """Traces the rounds, where somebody listens."""
+        if self._on_trace is not None:
+            assert isinstance(self._rng, RecordingRng)
+            for done in rounds:
+                self._on_trace(trace_of(done, self._rng.take(done.seq.id)))
 
     def _commit(self, seq: Sequence, decided: list[Decided]) -> int:
         events = self._transcripts[seq.id][1].commit(decided)
@@ -223,6 +225,16 @@ class Engine:
                 del self._transcripts[transcript.seq.id]
             results[job.id] = _result(job)
         return results
+
+
+def require_judgeable(name: str, drafter: Drafter, rule: Verifier, target: LanguageModel) -> None:
+    """Raises ConfigError when the drafter can make no draft that the rule judges and the target takes."""
+    if not drafter.laws & rule.laws:
+        made, judged = (", ".join(sorted(law.value for law in laws)) for laws in (drafter.laws, rule.laws))
+        raise ConfigError(f"drafter {name!r} makes {made} drafts and rule {rule.name!r} judges {judged}: change one")
+    if drafter.trees and not (rule.trees and target.trees):
+        who = f"model {target.name!r}" if rule.trees else f"rule {rule.name!r}"
+        raise ConfigError(f"drafter {name!r} makes trees and {who} takes chains only: choose another drafter or rule")
 
 
 def resolve_rule(name: str, *, greedy: bool) -> str:

@@ -15,8 +15,8 @@ from outrider.core.protocols import Controller, Drafter, LanguageModel
 from outrider.core.registry import controller_class, verifier_class
 from outrider.core.trace import StepTrace
 from outrider.core.types import Decision, SamplingParams
-from outrider.engine.engine import Engine, resolve_rule
-from outrider.engine.opening import DraftOptions, OpenedModel, build_drafter, open_model, require_pair
+from outrider.engine.engine import Engine, require_judgeable, resolve_rule
+from outrider.engine.opening import DraftOptions, OpenedModel, build_drafter, needs_of, open_model, require_pair
 from outrider.engine.request import Request, Result, Speculation, TokenEvent
 from outrider.errors import ConfigError, RequestError
 from outrider.models.chat_template import ChatTemplate
@@ -133,8 +133,11 @@ class LLM:
         on_trace: Callable[[StepTrace], None] | None,
     ) -> None:
         drafters.setdefault("none", build_drafter("none", target, None))
-        _require_judgeable(drafters, rule)
+        judge = verifier_class(resolve_rule(rule, greedy=False))()
+        for name, drafter in drafters.items():
+            require_judgeable(name, drafter, judge, target)
         self.tokenizer = tokenizer
+        self._inbox: dict[int, list[TokenEvent | Result]] = {}
         self.engine = Engine(
             target,
             drafters,
@@ -199,19 +202,38 @@ class LLM:
         return sorted((item for item in run if isinstance(item, Result)), key=lambda result: result.request)
 
     def _run(self, requests: Seq[Request]) -> Iterator[TokenEvent | Result]:
-        """Drives the engine until these requests are done; requests left when the caller stops early are cancelled."""
+        """Drives the engine until these requests are done; requests left when the caller stops early are cancelled.
+
+        Several runs may be under way at once: whichever steps the engine leaves the others' items in their inboxes.
+        """
         index = dict[int, int]()
         try:
             for i, request in enumerate(requests):
-                index[self.engine.add(request)] = i
+                request_id = self.engine.add(request)
+                index[request_id], self._inbox[request_id] = i, []
             while index:
-                events, results = self.engine.step()
-                yield from (replace(event, request=index[event.request]) for event in events)
-                for request_id, result in results.items():
-                    yield replace(result, request=index.pop(request_id))
+                for request_id in list(index):
+                    items, self._inbox[request_id] = self._inbox[request_id], []
+                    if items and isinstance(items[-1], Result):
+                        del self._inbox[request_id]
+                        i = index.pop(request_id)
+                    else:
+                        i = index[request_id]
+                    yield from (replace(item, request=i) for item in items)
+                if index:
+                    self._step()
         finally:
             for request_id in index:
+                self._inbox.pop(request_id, None)
                 self.engine.cancel(request_id)
+
+    def _step(self) -> None:
+        """One step of the engine; what comes of it goes to the inboxes."""
+        events, results = self.engine.step()
+        for event in events:
+            self._inbox[event.request].append(event)
+        for request_id, result in results.items():
+            self._inbox[request_id].append(result)
 
     def encode_prompt(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt: text as it is, messages through the chat template, ids unchanged."""
@@ -272,15 +294,6 @@ def _drafter_names(drafter: str | Seq[str] | None, *, has_draft: bool) -> list[s
     return list(dict.fromkeys(names))
 
 
-def _require_judgeable(drafters: Mapping[str, Drafter], rule: str) -> None:
-    """Every drafter must be able to make drafts that the rule can judge."""
-    verifier = verifier_class(resolve_rule(rule, greedy=False))
-    for name, drafter in drafters.items():
-        if not drafter.laws & verifier.laws:
-            made, judged = (", ".join(sorted(law.value for law in laws)) for laws in (drafter.laws, verifier.laws))
-            raise ConfigError(f"drafter {name!r} makes {made} drafts and rule {verifier.name!r} judges {judged}")
-
-
 def _plan(target: OpenedModel, draft: OpenedModel | None, names: list[str], k: int, rule: str) -> list[Decision]:
     plan = [Decision("target", target.name, f"loaded from {target.path.name} in {target.load_s:.1f} s")]
     plan += target.decisions
@@ -298,7 +311,7 @@ def _plan(target: OpenedModel, draft: OpenedModel | None, names: list[str], k: i
 
 def _warnings(target: OpenedModel, draft: OpenedModel | None, names: list[str], k: int, rule: str) -> list[str]:
     warnings = []
-    needs_draft = {"draft_model", "cascade"} & set(names)
+    needs_draft = any(needs_of(name) & {"model", "drafters"} for name in names)
     if draft is not None and (not needs_draft or k == 0):
         why = "K = 0" if k == 0 else f"the drafter is {', '.join(names)}"
         warnings.append(f"draft model {draft.name} is loaded but unused: {why}")
@@ -310,7 +323,7 @@ def _warnings(target: OpenedModel, draft: OpenedModel | None, names: list[str], 
             f"({target.size_bytes / 1e6:.0f} MB): even if every draft token is accepted, speed is about {best:.2f} x "
             "plain; swap them, or use a smaller draft"
         )
-    if not verifier_class(resolve_rule(rule, greedy=False)).lossless:
+    if not verifier_class(resolve_rule(rule, greedy=False))().lossless:
         warnings.append(
             f"rule {rule!r} is lossy: above temperature 0 the answers do not follow the target's distribution"
         )

@@ -64,22 +64,28 @@ def build_drafter(
 ) -> Drafter:
     """The drafter `name`, given what it needs. Raises ConfigError when that is missing, or for unknown options."""
     given = dict(options or {})
-    if name == "draft_model":
+    cls = drafter_class(name)
+    needs = needs_of(name)
+    if "model" in needs:
         given["model"] = _required_draft(name, draft)
+    if "vocab_size" in needs:
         given.setdefault("vocab_size", target.vocab_size)
-    elif name == "layer_skip":
+    if "target" in needs:
         given["target"] = target
-    elif name == "cascade":
+    if "drafters" in needs:
         members = given.pop("members", None) or {"suffix": {}, "ngram" if draft is None else "draft_model": {}}
         if not isinstance(members, Mapping):
             raise ConfigError(f"cascade: members = {members!r} is not allowed: give options by drafter name, in order")
         given["drafters"] = [build_drafter(member, target, draft, own) for member, own in members.items()]
-    cls = drafter_class(name)
     try:
-        drafter: Drafter = cls(**given)
+        return cls(**given)
     except TypeError as error:
         raise ConfigError(f"drafter {name!r} cannot take options {sorted(given)}: {error}") from None
-    return drafter
+
+
+def needs_of(name: str) -> frozenset[str]:
+    """What the drafter's class declares that it must be given: model (a draft), vocab_size, target, drafters."""
+    return frozenset(getattr(drafter_class(name), "needs", ()))
 
 
 def _required_draft(name: str, draft: LanguageModel | None) -> LanguageModel:

@@ -47,7 +47,8 @@ class TokenEvent:
     """One committed token.
 
     `text` is what became final with it: text that might still turn into a stop string, or half a character, comes with
-    a later token. `finish_reason` is set on the last token of an answer: "stop", "length" or "error: ...".
+    a later token. `finish_reason` is set on the last token of an answer: "stop" or "length". An answer that ends in an
+    error has no last token: see `Completion.finish_reason`.
     """
 
     request: int

@@ -48,7 +48,6 @@ class DrafterRouter:
 
     def propose(self, seqs: Seq[Sequence], budgets: Seq[int], rng: Rng) -> Draft:
         drafts = [SeqDraft.empty() for _ in seqs]
-        passes = 0
         for name, drafter in self.drafters.items():
             mine = [i for i, seq in enumerate(seqs) if self.method(seq) == name]
             if not mine:
@@ -58,10 +57,9 @@ class DrafterRouter:
             except Exception as error:
                 self._fail([seqs[i] for i in mine], drafter, error)
                 continue
-            passes += draft.passes
             for i, seq_draft in zip(mine, draft.seqs, strict=True):
                 drafts[i] = seq_draft
-        return Draft(drafts, passes)
+        return Draft(drafts)
 
     def commit(self, seq: Sequence, committed: Committed) -> None:
         drafter = self._drafter(seq)

@@ -47,6 +47,8 @@ class TableCache:
 class TableModel:
     """Logits are `row(context)`, a function of all tokens before; `from_table` makes one from an order-n table."""
 
+    trees = True
+
     def __init__(
         self,
         row: Callable[[tuple[int, ...]], Tensor],

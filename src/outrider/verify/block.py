@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from outrider.core.draft import DraftLaw, SeqDraft
 from outrider.core.rng import Key, Purpose, Rng
-from outrider.core.verdict import Origin, SeqVerdict
+from outrider.core.verdict import Origin, Verdict
 from outrider.core.warp import Rows
 from outrider.verify.residual import draft_probability, residual, residual_mass
 
@@ -38,8 +38,9 @@ class BlockVerifier:
     lossless = True
     laws = frozenset({DraftLaw.POINT, DraftLaw.IID})
     trees = False
+    weighs_q = True
 
-    def verify(self, draft: SeqDraft, p: Rows, rng: Rng, seed: int, position: int) -> SeqVerdict:
+    def verify(self, draft: SeqDraft, p: Rows, rng: Rng, seed: int, position: int) -> Verdict:
         n, weight_n, weight = 0, 1.0, 1.0
         for i in range(1, draft.size + 1):
             ratio = p.probability(i - 1, draft.tokens[i - 1]) / draft_probability(draft, i - 1)
@@ -51,8 +52,8 @@ class BlockVerifier:
                 n, weight_n = i, weight
         path, key = list(range(n)), Key(seed, position, Purpose.TARGET, n)
         if n == draft.size:
-            return SeqVerdict(path, rng.categorical(p.row(n), key), Origin.BONUS)
-        return SeqVerdict(path, rng.categorical(residual(draft, n, p, weight_n), key), Origin.RECOVERED)
+            return Verdict(path, rng.categorical(p.row(n), key), Origin.BONUS)
+        return Verdict(path, rng.categorical(residual(draft, n, p, weight_n), key), Origin.RECOVERED)
 
     def _accept_probability(self, draft: SeqDraft, i: int, p: Rows, weight: float) -> float:
         """h_i: the probability of keeping i tokens when no longer prefix was kept."""

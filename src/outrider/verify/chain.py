@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from outrider.core.draft import DraftLaw, SeqDraft
 from outrider.core.rng import Key, Purpose, Rng
-from outrider.core.verdict import Origin, SeqVerdict
+from outrider.core.verdict import Origin, Verdict
 from outrider.core.warp import Rows
 from outrider.verify.residual import draft_probability, residual
 
@@ -34,12 +34,13 @@ class ChainVerifier:
     lossless = True
     laws = frozenset({DraftLaw.POINT, DraftLaw.IID})
     trees = False
+    weighs_q = True
 
-    def verify(self, draft: SeqDraft, p: Rows, rng: Rng, seed: int, position: int) -> SeqVerdict:
+    def verify(self, draft: SeqDraft, p: Rows, rng: Rng, seed: int, position: int) -> Verdict:
         for i, token in enumerate(draft.tokens):
             ratio = p.probability(i, token) / draft_probability(draft, i)
             if not rng.bernoulli(min(1.0, ratio), Key(seed, position, Purpose.ACCEPT, i)):
                 recovered = rng.categorical(residual(draft, i, p), Key(seed, position, Purpose.TARGET, i))
-                return SeqVerdict(list(range(i)), recovered, Origin.RECOVERED)
+                return Verdict(list(range(i)), recovered, Origin.RECOVERED)
         bonus = rng.categorical(p.row(draft.size), Key(seed, position, Purpose.TARGET, draft.size))
-        return SeqVerdict(list(range(draft.size)), bonus, Origin.BONUS)
+        return Verdict(list(range(draft.size)), bonus, Origin.BONUS)

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from outrider.core.draft import DraftLaw, SeqDraft
 from outrider.core.rng import Rng
-from outrider.core.verdict import Origin, SeqVerdict
+from outrider.core.verdict import Origin, Verdict
 from outrider.core.warp import Rows
 
 
@@ -28,8 +28,9 @@ class GreedyVerifier:
     lossless = True
     laws = frozenset(DraftLaw)
     trees = True
+    weighs_q = False
 
-    def verify(self, draft: SeqDraft, p: Rows, rng: Rng, seed: int, position: int) -> SeqVerdict:
+    def verify(self, draft: SeqDraft, p: Rows, rng: Rng, seed: int, position: int) -> Verdict:
         path: list[int] = []
         node = -1
         while True:
@@ -38,6 +39,6 @@ class GreedyVerifier:
             children = [i for i, parent in enumerate(draft.parents) if parent == node]
             match = next((child for child in children if draft.tokens[child] == token), None)
             if match is None:
-                return SeqVerdict(path, token, Origin.RECOVERED if children else Origin.BONUS)
+                return Verdict(path, token, Origin.RECOVERED if children else Origin.BONUS)
             path.append(match)
             node = match

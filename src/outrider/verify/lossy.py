@@ -24,7 +24,7 @@ import torch
 
 from outrider.core.draft import DraftLaw, SeqDraft
 from outrider.core.rng import Key, Purpose, Rng
-from outrider.core.verdict import Origin, SeqVerdict
+from outrider.core.verdict import Origin, Verdict
 from outrider.core.warp import Rows
 from outrider.errors import ConfigError
 
@@ -36,6 +36,7 @@ class TypicalVerifier:
     lossless = False
     laws = frozenset(DraftLaw)
     trees = False
+    weighs_q = False
 
     def __init__(self, epsilon: float = 0.09, delta: float = 0.3) -> None:
         if not 0.0 <= epsilon < 1.0:
@@ -45,14 +46,14 @@ class TypicalVerifier:
         self.epsilon = epsilon
         self.delta = delta
 
-    def verify(self, draft: SeqDraft, p: Rows, rng: Rng, seed: int, position: int) -> SeqVerdict:
+    def verify(self, draft: SeqDraft, p: Rows, rng: Rng, seed: int, position: int) -> Verdict:
         n = 0
         while n < draft.size and p.probability(n, draft.tokens[n]) > self._threshold(p, n):
             n += 1
         p_V = p.row(n)
         typical_V = torch.where(p_V > self._threshold(p, n), p_V, 0.0)
         token = rng.categorical(typical_V, Key(seed, position, Purpose.TARGET, n))
-        return SeqVerdict(list(range(n)), token, Origin.BONUS if n == draft.size else Origin.RECOVERED)
+        return Verdict(list(range(n)), token, Origin.BONUS if n == draft.size else Origin.RECOVERED)
 
     def _threshold(self, p: Rows, m: int) -> float:
         if p.point_M[m] >= 0:
@@ -68,13 +69,14 @@ class TopOneVerifier:
     lossless = False
     laws = frozenset(DraftLaw)
     trees = False
+    weighs_q = False
 
-    def verify(self, draft: SeqDraft, p: Rows, rng: Rng, seed: int, position: int) -> SeqVerdict:
+    def verify(self, draft: SeqDraft, p: Rows, rng: Rng, seed: int, position: int) -> Verdict:
         n = 0
         while n < draft.size and draft.tokens[n] == _likeliest(p, n):
             n += 1
         token = rng.categorical(p.row(n), Key(seed, position, Purpose.TARGET, n))
-        return SeqVerdict(list(range(n)), token, Origin.BONUS if n == draft.size else Origin.RECOVERED)
+        return Verdict(list(range(n)), token, Origin.BONUS if n == draft.size else Origin.RECOVERED)
 
 
 def _likeliest(p: Rows, m: int) -> int:
