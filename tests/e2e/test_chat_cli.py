@@ -119,6 +119,33 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(chat, monkeypatch):
     assert 12 < len(seen) < 24  # the first answer was cut, the second was not
 
 
+def test_json_after_ctrl_c_counts_the_rounds_of_the_cut_answer_too(chat, monkeypatch):
+    from outrider.models.decoder import Decoder
+
+    forward, calls = Decoder.forward, []
+
+    def interrupted(self, *args, **options):
+        calls.append(1)
+        if len(calls) == 20:
+            signal.raise_signal(signal.SIGINT)
+        return forward(self, *args, **options)
+
+    monkeypatch.setattr(Decoder, "forward", interrupted)
+    code, out, _ = chat(["hello", "again"], "--json", "-n", "60")
+    assert code == 0
+    whole = json.loads(out)
+    first, second = whole["turns"]
+    assert first["finish_reason"] == "stopped"
+    assert len(first["token_ids"]) < 60 == len(second["token_ids"])
+    metrics = whole["metrics"]["speculative_decoding"]
+    accepted = [turn["origins"].count("accepted") for turn in whole["turns"]]
+    assert all(accepted)
+    assert sum(metrics["acceptance_histogram"]) == metrics["num_spec_steps"]
+    kept = sum(j * n for j, n in enumerate(metrics["acceptance_histogram"]))
+    assert kept == metrics["num_accepted_draft_tokens"] == sum(accepted)
+    assert whole["usage"]["completion_tokens"] == len(first["token_ids"]) + 60
+
+
 def test_ctrl_c_before_the_first_token_drops_the_turn(chat, monkeypatch):
     from outrider.models.decoder import Decoder
 

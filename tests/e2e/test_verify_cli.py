@@ -7,7 +7,7 @@ import json
 import pytest
 
 from outrider.cli.main import main
-from outrider.core.verdict import Origin, SeqVerdict
+from outrider.core.verdict import Origin, Verdict
 from outrider.verify.greedy import GreedyVerifier
 from tests.tiny_folder import write_tiny_model
 
@@ -40,7 +40,7 @@ class KeepsTheFirst(GreedyVerifier):
 
     def verify(self, draft, p, rng, seed, position):
         path = [0] if draft.size else []
-        return SeqVerdict(path, p.point_M[len(path)], Origin.BONUS)
+        return Verdict(path, p.point_M[len(path)], Origin.BONUS)
 
 
 @pytest.mark.parametrize("temperature", ["0", "0.8"])

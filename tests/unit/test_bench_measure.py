@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from dataclasses import replace
 
@@ -13,12 +14,16 @@ from outrider.bench.lanes import Lane
 from outrider.bench.machine import busy_warning, git_commit, machine_facts
 from outrider.bench.measure import bench
 from outrider.bench.prompts import BenchPrompt
-from outrider.bench.summary import ALL, Speedup, Spread, conditional, lengths, summarise
+from outrider.bench.summary import ALL, Speedup, Spread, lengths, summarise
 from outrider.bench.tables import bench_json, print_bench, summary_notes
+from outrider.bench.timing import timed
 from outrider.core.stats import SpecStats
+from outrider.core.verdict import Origin, Verdict
 from outrider.drafters.fixed import FixedDrafter
 from outrider.drafters.ngram import NgramDrafter
+from outrider.engine.report import conditional_acceptance
 from outrider.errors import ConfigError
+from outrider.verify.greedy import GreedyVerifier
 from tests.tiny import byte_tokenizer, cycle_model
 
 GREEDY = SamplingParams(max_tokens=24)
@@ -43,7 +48,7 @@ def by_lane(measured, category: str = ALL):
 
 
 def printed(measured) -> str:
-    console = Console(width=220, record=True, quiet=False, file=open("/dev/null", "w"))  # noqa: SIM115
+    console = Console(width=220, record=True, file=io.StringIO())
     print_bench(measured, summarise(measured), [], console)
     return console.export_text()
 
@@ -74,6 +79,21 @@ def test_the_figures_of_a_right_drafter_add_up():
     llm.engine.check_integrity()
 
 
+def test_the_engine_has_its_own_parts_back_after_an_exception():
+    llm = llm_of(ngram=NgramDrafter())
+    target, drafters = llm.engine.target, llm.engine.router.drafters
+
+    def fails():
+        with timed(llm):
+            assert llm.engine.target is not target
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fails()
+    assert llm.engine.target is target
+    assert llm.engine.router.drafters is drafters
+
+
 def test_categories_are_reported_apart():
     measured = measured_by(llm_of(ngram=NgramDrafter()), "ngram")
     assert by_lane(measured, "prose")["plain"].prompts == 2
@@ -100,33 +120,20 @@ def test_a_failing_drafter_is_named():
     assert any("the drafter failed in 3 of 3 answers" in note for note in measured.notes)
 
 
-class KeepsTheFirst:
+class KeepsTheFirst(GreedyVerifier):
     """A broken rule: the first draft token is kept, right or wrong."""
 
-    name, lossless, trees = "greedy", True, True
-
-    def __init__(self):
-        from outrider.verify.greedy import GreedyVerifier
-
-        self.laws = GreedyVerifier.laws
-
     def verify(self, draft, p, rng, seed, position):
-        from outrider.core.verdict import Origin, SeqVerdict
-
         path = [0] if draft.size else []
-        return SeqVerdict(path, p.point_M[len(path)], Origin.BONUS)
+        return Verdict(path, p.point_M[len(path)], Origin.BONUS)
 
 
 def test_answers_that_differ_are_counted_and_left_out_of_the_speedup(monkeypatch):
     def wrong_for_x(seq, budget):
         return [ord("!")] if bytes(seq.tokens[: seq.prompt_len]) == b"x" else []
 
-    llm = llm_of(fixed=FixedDrafter(script=wrong_for_x))
-    real = llm.engine._rule
-    monkeypatch.setattr(
-        llm.engine, "_rule", lambda request: KeepsTheFirst() if request.speculation.k else real(request)
-    )
-    measured = measured_by(llm, "fixed")
+    monkeypatch.setattr("outrider.verify.greedy.GreedyVerifier", KeepsTheFirst)
+    measured = measured_by(llm_of(fixed=FixedDrafter(script=wrong_for_x)), "fixed")
     fixed = by_lane(measured)["fixed K=4"]
     assert (fixed.differing, fixed.diverged, fixed.ties) == (1, 1, 0)
     assert fixed.speedup.rows == 2
@@ -222,7 +229,7 @@ def test_spread_and_conditional_acceptance():
     for accepted in (2, 1, 0, 0):
         stats.record([0, 1], accepted, 1, 0)
     assert stats.acceptance_by_position() == [0.5, 0.25]
-    assert conditional(stats) == [0.5, 0.5]
+    assert conditional_acceptance(stats) == [0.5, 0.5]
 
 
 def test_a_busy_machine_is_named_and_an_idle_one_is_not():

@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
 
-from outrider import LLM, SamplingParams
-from outrider.bench.compare import Outcome, compare
+from outrider import LLM, SamplingParams, Speculation
+from outrider.bench.compare import Outcome, compare, compare_completions, oracle_for, precision, worst
 from outrider.bench.lanes import Lane, comparable_rules, lanes, parse_ks
-from outrider.bench.oracle import Gap, PlainOracle
-from outrider.bench.verification import precision, verify
+from outrider.bench.oracle import Ending, Gap, PlainOracle
+from outrider.bench.verification import verify
 from outrider.core.types import Decision
-from outrider.core.verdict import Origin, SeqVerdict
+from outrider.core.verdict import Origin, Verdict
 from outrider.drafters.fixed import FixedDrafter
 from outrider.drafters.ngram import NgramDrafter
 from outrider.errors import ConfigError
 from outrider.models.table import TableModel
 from outrider.verify.coupled import CoupledVerifier
 from tests.naive import naive_tokens
-from tests.tiny import random_table
+from tests.tiny import random_table, tiny_llm
 
 V = 7
 GREEDY = SamplingParams(max_tokens=40, seed=3)
@@ -89,7 +90,7 @@ def test_the_oracle_resumes_the_naive_answer_from_any_prefix(params):
     expected = naive_tokens(model, [1, 2], params, stop_ids=stop)
     oracle = PlainOracle(model, [1, 2], params, seed=3, stop_ids=stop)
     for cut in range(len(expected) + 1):
-        assert oracle.resume(expected[:cut]) == expected
+        assert oracle.resume(expected[:cut]).token_ids == expected
     for cut, token in enumerate(expected):
         assert oracle.gap(expected[:cut], token, token).behind == 0.0
 
@@ -124,7 +125,7 @@ class AcceptsAnything:
 
     def verify(self, draft, p, rng, seed, position):
         path = [0] if draft.size else []
-        return SeqVerdict(path, p.point_M[len(path)], Origin.BONUS)
+        return Verdict(path, p.point_M[len(path)], Origin.BONUS)
 
 
 class RacesElsewhere(CoupledVerifier):
@@ -156,11 +157,15 @@ class Scripted:
         return Gap(0.1 if len(prefix) % 2 == 0 else 9.0, 1.0)
 
     def resume(self, prefix):
-        return [*prefix, *self.rest[len(prefix) :]]
+        return Ending([*prefix, *self.rest[len(prefix) :]], "length")
+
+
+def ending(*tokens: int, reason: str = "length") -> Ending:
+    return Ending(list(tokens), reason)
 
 
 def test_a_bug_behind_a_tie_is_still_found():
-    found = compare([1, 1, 1, 1], [2, 1, 1, 5], Scripted([2, 1, 1, 1]))
+    found = compare(ending(1, 1, 1, 1), ending(2, 1, 1, 5), Scripted([2, 1, 1, 1]))
     assert found.outcome is Outcome.DIVERGED
     assert [tie.position for tie in found.ties] == [0]
     assert found.divergence is not None
@@ -169,9 +174,75 @@ def test_a_bug_behind_a_tie_is_still_found():
 
 @pytest.mark.parametrize(("plain", "speculative"), [([1, 2], [1, 2, 3]), ([1, 2, 3], [1, 2]), ([1], [])])
 def test_an_answer_that_ends_elsewhere_diverges(plain, speculative):
-    found = compare(plain, speculative, Scripted([]))
+    found = compare(ending(*plain), ending(*speculative), Scripted([]))
     assert found.outcome is Outcome.DIVERGED
     assert "tokens here" in found.divergence.reason
+
+
+def test_another_finish_reason_diverges_also_behind_a_tie():
+    for plain in (ending(2, 1), ending(1, 1)):
+        found = compare(plain, ending(2, 1, reason="stop"), Scripted([2, 1]))
+        assert found.outcome is Outcome.DIVERGED
+        assert found.divergence.reason == "plain ended with 'length', speculative with 'stop'"
+
+
+def completions_of(model: TableModel, params: SamplingParams, *, rule: str, method: str = "fixed"):
+    """An LLM, and a plain and a speculative answer of it."""
+    llm = llm_of(model)
+    speculations = (Speculation("none", rule=rule), Speculation(method, 3, rule))
+    ours, theirs = (llm.generate([1, 2, 3], params, speculation=s)[0].completions[0] for s in speculations)
+    return llm, ours, theirs
+
+
+def test_completions_are_compared_with_the_oracle_that_fits_them():
+    model = random_table(V, seed=5, sharpness=1.0)
+    for params, rule in ((GREEDY, "greedy"), (SAMPLED, "coupled")):
+        llm, plain, answer = completions_of(model, params, rule=rule)
+        assert compare_completions(llm, [1, 2, 3], params, plain, answer).outcome is Outcome.IDENTICAL
+        other = replace(answer, token_ids=[*answer.token_ids[:-1], (answer.token_ids[-1] + 1) % V])
+        found = compare_completions(llm, [1, 2, 3], params, plain, other)
+        assert (found.outcome, found.divergence.position) == (Outcome.DIVERGED, 39)
+        ended = replace(answer, finish_reason="stop")
+        assert compare_completions(llm, [1, 2, 3], params, plain, ended).outcome is Outcome.DIVERGED
+    llm, plain, answer = completions_of(near_tie(2e-5), GREEDY, rule="greedy")
+    prompt = [1, 2, 3]
+    assert compare_completions(llm, prompt, GREEDY, plain, answer, relative_tolerance=1e-5).outcome is Outcome.TIE
+    assert compare_completions(llm, prompt, GREEDY, plain, answer).outcome is Outcome.DIVERGED
+
+
+def test_another_draw_is_not_comparable():
+    llm, plain, answer = completions_of(random_table(V, seed=5, sharpness=1.0), SAMPLED, rule="block")
+    assert plain.token_ids != answer.token_ids
+    found = compare_completions(llm, [1, 2, 3], SAMPLED, plain, answer)
+    assert found.outcome is Outcome.NOT_COMPARABLE
+    assert "'block' keeps the distribution" in found.sentence
+    assert compare_completions(llm, [1, 2, 3], SAMPLED, plain, plain).outcome is Outcome.IDENTICAL
+
+
+def test_outcomes_are_ordered_by_gravity():
+    assert worst([]) is Outcome.IDENTICAL
+    assert worst([Outcome.TIE, Outcome.IDENTICAL]) is Outcome.TIE
+    assert worst([Outcome.NOT_COMPARABLE, Outcome.TIE]) is Outcome.NOT_COMPARABLE
+    assert worst([Outcome.DIVERGED, Outcome.NOT_COMPARABLE]) is Outcome.DIVERGED
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_the_oracle_ends_answers_as_the_engine_does(temperature):
+    """Stop strings, stop tokens, schemas and lengths: from any prefix, the oracle ends where plain ended."""
+    llm = tiny_llm(random_table(257, seed=1, sharpness=1.5))
+    [free] = llm.generate("x", SamplingParams(temperature=temperature, seed=3, max_tokens=30))
+    for extra in (
+        {"stop": (bytes(free.token_ids[4:6]).decode("utf-8", "replace"),), "max_tokens": 30},
+        {"stop_token_ids": (free.token_ids[6],), "max_tokens": 30},
+        {"json_schema": {"enum": ["yes", "no"]}, "max_tokens": 30},
+        {"max_tokens": 9},
+    ):
+        params = SamplingParams(temperature=temperature, seed=3, **extra)
+        [result] = llm.generate("x", params, speculation=Speculation(rule="coupled"))
+        [plain] = result.completions
+        oracle = oracle_for(llm, result.prompt_ids, params, seed=plain.seed, tolerance=1e-9)
+        for cut in range(len(plain.token_ids)):
+            assert oracle.resume(plain.token_ids[:cut]) == Ending(plain.token_ids, plain.finish_reason)
 
 
 def test_a_lane_that_never_drafts_says_that_nothing_was_verified():

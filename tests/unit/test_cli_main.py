@@ -1,6 +1,5 @@
 """The entry point: exit codes, one line an error, nothing heavy imported for a help page."""
 
-import os
 import subprocess
 import sys
 
@@ -128,9 +127,5 @@ def test_every_command_has_a_help_page(capsys, command):
 @pytest.mark.parametrize("args", [["--help"], ["generate", "--help"], ["chat", "--help"], ["models", "--help"]])
 def test_help_imports_no_torch(args):
     code = f"import sys; from outrider.cli.main import main; sys.exit(main({args!r}) or 'torch' in sys.modules)"
-    before = os.times()
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    after = os.times()
     assert run.returncode == 0, run.stderr
-    cpu_s = after.children_user + after.children_system - before.children_user - before.children_system
-    assert cpu_s < 1.0  # about 0.3 on an idle machine; importing torch costs 1.5 and more

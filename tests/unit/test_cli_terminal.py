@@ -1,11 +1,8 @@
-"""What is shown, and the figures of the JSON document."""
+"""What is shown on a terminal."""
 
 import io
 
-import pytest
-
 from outrider.cli import terminal
-from outrider.cli.answer import speculation_metrics
 from outrider.core.stats import SpecStats
 from outrider.core.verdict import Origin
 from outrider.engine.request import Timings
@@ -84,24 +81,6 @@ def test_summary_names_everything():
 
 def test_summary_without_drafts():
     assert terminal.summary(stats_of((0, 0)), 5.0) == "1 tokens, 5.0 tok/s | nothing drafted | 1 target passes"
-
-
-@pytest.mark.parametrize("rounds", [[(4, 2), (4, 4), (0, 0), (3, 0)], [(0, 0)], []])
-def test_speculation_metrics_add_up(rounds):
-    stats = stats_of(*rounds)
-    metrics = speculation_metrics(stats)
-    histogram = metrics["acceptance_histogram"]
-    assert sum(histogram) == len(rounds) == metrics["num_spec_steps"]
-    assert sum(j * n for j, n in enumerate(histogram)) == metrics["num_accepted_draft_tokens"] == stats.accepted
-    assert histogram == [sum(a == j for _, a in rounds) for j in range(len(histogram))]
-    assert set(metrics) == {
-        "mean_acceptance_length",
-        "draft_acceptance_rate",
-        "acceptance_histogram",
-        "num_spec_steps",
-        "num_accepted_draft_tokens",
-        "num_draft_tokens",
-    }
 
 
 def test_table_aligns():

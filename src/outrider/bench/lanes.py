@@ -33,7 +33,7 @@ class Lane:
 
     @property
     def lossless(self) -> bool:
-        return bool(verifier_class(self.rule).lossless)
+        return bool(verifier_class(self.rule)().lossless)
 
 
 def plain_lane(rule: str) -> Lane:

@@ -11,13 +11,11 @@ from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 
-from outrider.bench.compare import Comparison, compare
+from outrider.bench.compare import Comparison, Outcome, compare_completions
 from outrider.bench.lanes import PLAIN, Lane, comparable, plain_lane
-from outrider.bench.oracle import RELATIVE_TOLERANCE
 from outrider.bench.peer import Peer, PeerAnswer
 from outrider.bench.prompts import BenchPrompt
 from outrider.bench.timing import Stopwatch, timed
-from outrider.bench.verification import oracle_for, precision
 from outrider.core.stats import SpecStats
 from outrider.core.types import SamplingParams
 from outrider.core.verdict import Origin
@@ -54,6 +52,7 @@ class Run:
     text: str
     token_ids: tuple[int, ...] = ()
     method: str = ""
+    rule: str = ""
     finish_reason: str = ""
     seed: int = 0
     counts_known: bool = True
@@ -66,7 +65,7 @@ class Measured:
     lanes: list[Lane]
     params: SamplingParams
     runs: list[Run]
-    differences: dict[tuple[str, str], Comparison | None]
+    differences: dict[tuple[str, str], Comparison]
     notes: list[str]
     peer: Peer | None = None
 
@@ -128,7 +127,7 @@ def bench(
                         runs.append(run)
                         answer = run.text if run.lane == PLAIN else answer
                         on_run()
-    differences = _differences(llm, items, params, runs, lanes)
+    differences = _differences(llm, items, params, runs)
     return Measured(list(lanes), params, runs, differences, _notes(runs, lanes, params), peer)
 
 
@@ -214,6 +213,7 @@ def _run(llm: LLM, item: _Item, params: SamplingParams, lane: Lane, repetition: 
         text=completion.text,
         token_ids=tuple(completion.token_ids),
         method=completion.method,
+        rule=completion.rule,
         finish_reason=completion.finish_reason,
         seed=completion.seed,
     )
@@ -249,21 +249,18 @@ def _peer_run(answer: PeerAnswer, item: _Item, repetition: int) -> Run:
 
 
 def _differences(
-    llm: LLM, items: dict[str, _Item], params: SamplingParams, runs: Seq[Run], lanes: Seq[Lane]
-) -> dict[tuple[str, str], Comparison | None]:
-    """Where an answer is not plain's (in any repetition), and the verdict on it; None where no verdict is possible."""
+    llm: LLM, items: dict[str, _Item], params: SamplingParams, runs: Seq[Run]
+) -> dict[tuple[str, str], Comparison]:
+    """Where an answer is not plain's: the verdict on the first repetition in which it is not."""
     plain = {run.prompt: run for run in reversed(runs) if run.lane == PLAIN}
-    found: dict[tuple[str, str], Comparison | None] = {}
-    tolerance = RELATIVE_TOLERANCE[precision(llm)]
+    found: dict[tuple[str, str], Comparison] = {}
     for run in runs:
-        reference, key = plain[run.prompt], (run.lane, run.prompt)
-        if run.lane == PEER or key in found or run.token_ids == reference.token_ids:
+        key = (run.lane, run.prompt)
+        if run.lane == PEER or key in found:
             continue
-        found[key] = None
-        if comparable(lanes[0].rule, params):
-            ids = items[run.prompt].prompt_ids
-            oracle = oracle_for(llm, ids, params, seed=reference.seed, relative_tolerance=tolerance)
-            found[key] = compare(reference.token_ids, run.token_ids, oracle)
+        comparison = compare_completions(llm, items[run.prompt].prompt_ids, params, plain[run.prompt], run)
+        if comparison.outcome is not Outcome.IDENTICAL:
+            found[key] = comparison
     return found
 
 

@@ -1,25 +1,30 @@
 """Plain decoding that can be taken up anywhere: the reference that a speculative answer is held against.
 
 It shares no state with the run that is under suspicion: every question starts from a fresh cache, prefilled with the
-prompt and the tokens before the question, and is answered by a pass over one row.
+prompt and the tokens before the question, and is answered by a pass over one row. Tokens become final through the
+engine's own commit, one by one, so that stop strings, schemas and lengths end an answer as they end plain's.
 
 Shapes: V vocabulary.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from outrider.core.protocols import Drafter, LanguageModel, Segment
+from outrider.core.protocols import Constraint, Drafter, LanguageModel, Segment
 from outrider.core.registry import controller_class, drafter_class, verifier_class
 from outrider.core.rng import CounterRng, Key, Purpose, exponential_clocks
 from outrider.core.step import Decided, spec_step
 from outrider.core.types import SamplingParams, Sequence
+from outrider.core.verdict import Origin
 from outrider.core.warp import RowContext, warp
+from outrider.engine.commit import Transcript
+from outrider.models.tokenizer import Tokenizer
 
 PREFILL_CHUNK = 512
 
@@ -49,10 +54,19 @@ class Gap:
         return self.behind <= self.tolerance
 
 
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """An answer's output tokens, and why it ended."""
+
+    token_ids: list[int]
+    finish_reason: str
+
+
 class PlainOracle:
     """Answers for one prompt under one set of parameters: greedy, or rule `coupled` when the temperature is above 0.
 
-    `seed` is what the compared answers report (Completion.seed). Stop strings are not acted on.
+    `seed` is what the compared answers report (Completion.seed). `tokenizer` is needed for stop strings, `constraint`
+    (makes the grammar of one answer) for a JSON schema.
     """
 
     def __init__(
@@ -64,17 +78,20 @@ class PlainOracle:
         seed: int = 0,
         stop_ids: frozenset[int] = frozenset(),
         relative_tolerance: float = RELATIVE_TOLERANCE["float32"],
+        tokenizer: Tokenizer | None = None,
+        constraint: Callable[[], Constraint] | None = None,
     ) -> None:
         self.target = target
         self.prompt = list(prompt)
-        self.params = params
+        self.params = replace(params, logprobs=None)
         self.seed = seed
         self.stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else stop_ids)
         self.relative_tolerance = relative_tolerance
+        self._tokenizer, self._constraint = tokenizer, constraint
 
     def gap(self, prefix: Seq[int], first: int, second: int) -> Gap:
         """How close tokens `first` and `second` are to being the one that follows prompt + `prefix`."""
-        seq = self._sequence(prefix)
+        seq = self._transcript(prefix).seq
         out = self.target.forward([Segment(seq.cache, [seq.tokens[-1]])])
         assert out.logits_MV is not None
         value_V, scale = self._values(seq, out.logits_MV)
@@ -92,41 +109,31 @@ class PlainOracle:
         clocks_V = exponential_clocks(Key(seq.seed, seq.output_len, Purpose.RACE), p_V.numel())
         return p_V.log() - clocks_V.log(), largest / self.params.temperature
 
-    def resume(self, prefix: Seq[int]) -> list[int]:
+    def resume(self, prefix: Seq[int]) -> Ending:
         """The plain answer that begins with the output tokens `prefix`, up to its end, prefix included."""
-        seq = self._sequence(prefix)
-        self._end(seq)
+        transcript = self._transcript(prefix)
+        seq = transcript.seq
         drafter: Drafter = drafter_class("none")()
         controller = controller_class("fixed")(0)
         rng = CounterRng()
         drafter.open(seq)
         while not seq.finished:
-            spec_step([seq], self.target, drafter, controller, rng, self._commit)
+            spec_step([seq], self.target, drafter, controller, rng, lambda _, decided: len(transcript.commit(decided)))
         drafter.close(seq)
         seq.cache.free()
-        return seq.tokens[seq.prompt_len :]
+        assert seq.finish_reason is not None
+        return Ending(seq.tokens[seq.prompt_len :], seq.finish_reason)
 
-    def _sequence(self, prefix: Seq[int]) -> Sequence:
-        """The sequence after `prefix`, with a fresh cache that holds all its tokens but the last."""
+    def _transcript(self, prefix: Seq[int]) -> Transcript:
+        """The answer after `prefix`, its sequence with a fresh cache that holds all its tokens but the last."""
         seq = Sequence(0, self.prompt, self.params, seed=self.seed, stop_ids=self.stop_ids)
         seq.rule = verifier_class("greedy" if self.params.greedy else "coupled")()
-        seq.tokens.extend(prefix)
+        seq.constraint = self._constraint() if self._constraint is not None else None
+        transcript = Transcript(0, seq, self.target.context_length, self._tokenizer)
+        transcript.commit([Decided(token, Origin.BONUS, "", torch.empty(0)) for token in prefix])
         seq.cache = self.target.new_cache()
         for start in range(0, len(seq.tokens) - 1, PREFILL_CHUNK):
             chunk = seq.tokens[start : min(start + PREFILL_CHUNK, len(seq.tokens) - 1)]
             self.target.forward([Segment(seq.cache, chunk)], logits=False)
             seq.cache.keep(range(len(chunk)))
-        return seq
-
-    def _commit(self, seq: Sequence, decided: list[Decided]) -> int:
-        [token] = decided
-        seq.tokens.append(token.token)
-        self._end(seq)
-        return 1
-
-    def _end(self, seq: Sequence) -> None:
-        """Ends the sequence if its last output token ends it."""
-        if seq.output_len and seq.tokens[-1] in self.stop_ids:
-            seq.finish_reason = "stop"
-        elif seq.output_len == self.params.max_tokens or len(seq.tokens) >= self.target.context_length:
-            seq.finish_reason = "length"
+        return transcript

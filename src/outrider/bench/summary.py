@@ -11,6 +11,7 @@ from outrider.bench.compare import Outcome
 from outrider.bench.lanes import PLAIN
 from outrider.bench.measure import Measured, Run
 from outrider.core.stats import SpecStats
+from outrider.engine.report import conditional_acceptance
 
 ALL = "all"
 
@@ -117,21 +118,11 @@ class LaneSummary:
         return {
             "acceptance_length": self.stats.acceptance_length,
             "acceptance_by_position": by_position,
-            "acceptance_by_position_conditional": conditional(self.stats),
+            "acceptance_by_position_conditional": conditional_acceptance(self.stats),
             "target_passes": self.stats.rounds,
             "draft_passes": self.stats.draft_passes,
             "time": {"round_ms": self.round_ms, "target_share": self.target_share, "draft_share": self.draft_share},
         }
-
-
-def conditional(stats: SpecStats) -> list[float]:
-    """Acceptance at each draft position, given that a token was drafted there and those before it were accepted.
-
-    A lower bound where drafts are of different lengths: the counts do not say which of them were accepted whole.
-    """
-    reached = [stats.rounds] + [stats.accepted_at[i] for i in range(len(stats.drafted_at))]
-    chances = [min(stats.drafted_at[i], reached[i]) for i in range(len(stats.drafted_at))]
-    return [stats.accepted_at[i] / chance if chance else 0.0 for i, chance in enumerate(chances)]
 
 
 def summarise(measured: Measured) -> list[LaneSummary]:
@@ -156,8 +147,7 @@ def _summary(measured: Measured, lane: str, category: str) -> LaneSummary:
     mine = [run for run in runs if run.lane == lane]
     rows, plain = _rows(mine), {row.prompt: row for row in _rows([run for run in runs if run.lane == PLAIN])}
     differing = [row.prompt for row in rows if (lane, row.prompt) in measured.differences]
-    judged = [measured.differences[lane, prompt] for prompt in differing]
-    outcomes = [comparison.outcome for comparison in judged if comparison is not None]
+    outcomes = [measured.differences[lane, prompt].outcome for prompt in differing]
     compares = lane == PLAIN or measured.comparable(lane)
     fair = [row for row in rows if not compares or row.prompt not in differing]
     stats, first = SpecStats(), [run for run in mine if run.repetition == 0]

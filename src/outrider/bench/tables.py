@@ -18,7 +18,12 @@ from outrider.bench.verification import VerifyReport
 BENCH_SCHEMA = "outrider.bench/1"
 VERIFY_SCHEMA = "outrider.verify/1"
 
-STYLE = {Outcome.IDENTICAL: "green", Outcome.TIE: "yellow", Outcome.DIVERGED: "bold red"}
+STYLE = {
+    Outcome.IDENTICAL: "green",
+    Outcome.TIE: "yellow",
+    Outcome.NOT_COMPARABLE: "yellow",
+    Outcome.DIVERGED: "bold red",
+}
 SHOWN_DIFFERENCES = 20
 PLAUSIBLE = 1.1
 """A speed-up may exceed the acceptance length by this factor before it is called implausible: timings vary."""

@@ -41,6 +41,10 @@ class TimedModel:
     def context_length(self) -> int:
         return self.inner.context_length
 
+    @property
+    def trees(self) -> bool:
+        return self.inner.trees
+
     def new_cache(self) -> KVCache:
         return self.inner.new_cache()
 
@@ -96,12 +100,15 @@ class TimedDrafter:
 
 @contextmanager
 def timed(llm: LLM) -> Iterator[Stopwatch]:
-    """Puts the proxies in place, and takes them away again at the end. The caller may reset the stopwatch's fields."""
+    """Puts proxies in the place of the engine's target and drafters. The caller may reset the stopwatch's fields.
+
+    On the way out, by an exception too, the engine has the very objects back that it had before.
+    """
     watch, engine = Stopwatch(), llm.engine
     target, drafters = engine.target, engine.router.drafters
-    engine.target = TimedModel(target, watch)
-    engine.router.drafters = {name: TimedDrafter(drafter, watch) for name, drafter in drafters.items()}
     try:
+        engine.target = TimedModel(target, watch)
+        engine.router.drafters = {name: TimedDrafter(drafter, watch) for name, drafter in drafters.items()}
         yield watch
     finally:
         engine.target, engine.router.drafters = target, drafters

@@ -1,16 +1,15 @@
-"""From options to a running model, one streamed answer, and the JSON document that reports it."""
+"""From options to a running model, one streamed answer, Ctrl-C, and the verdict against plain."""
 
 from __future__ import annotations
 
-import math
 import signal
 import threading
 import time
 from collections.abc import Callable, Generator
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import FrameType, TracebackType
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from outrider.cli.common import check_drafters
 from outrider.cli.terminal import print_plan
@@ -19,9 +18,13 @@ from outrider.core.trace import StepTrace
 from outrider.core.types import SamplingParams
 from outrider.core.verdict import Origin
 from outrider.engine.llm import DEFAULT_K, LLM, Prompt
-from outrider.engine.request import Completion, Result, Speculation, TokenEvent, TokenLogprob
+from outrider.engine.report import plan_json
+from outrider.engine.request import Result, Speculation, TokenEvent
 from outrider.models.chat_template import CHATML
 from outrider.models.loader.catalogue import DEFAULT_MODEL
+
+if TYPE_CHECKING:
+    from outrider.bench.compare import Comparison
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +124,7 @@ def stream(
 ) -> Streamed:
     """Answers one prompt, calling `on_token` as tokens become final. The first Ctrl-C after that ends the answer."""
     streamed = Streamed()
-    before = replace(llm.engine.stats)
+    before = llm.engine.stats.copy()
     run = llm.generate(prompt, params, stream=True, speculation=speculation, prediction=prediction)
     began = time.perf_counter()
     with StopSignal() as stop, closing(cast("Generator[TokenEvent | Result]", run)) as items:
@@ -136,19 +139,8 @@ def stream(
             if stop.asked and item.origin is not Origin.ACCEPTED:
                 break  # the round's last token
     streamed.seconds = time.perf_counter() - began
-    streamed.stats = streamed.result.stats if streamed.result else _since(before, llm.engine.stats)
+    streamed.stats = streamed.result.stats if streamed.result else llm.engine.stats.minus(before)
     return streamed
-
-
-def _since(before: SpecStats, now: SpecStats) -> SpecStats:
-    """What was counted in between, as far as a summary needs it."""
-    return SpecStats(
-        rounds=now.rounds - before.rounds,
-        drafted=now.drafted - before.drafted,
-        accepted=now.accepted - before.accepted,
-        emitted=now.emitted - before.emitted,
-        own_tokens=now.own_tokens - before.own_tokens,
-    )
 
 
 def has_own_template(llm: LLM) -> bool:
@@ -161,27 +153,6 @@ def messages(user: str, system: str | None) -> list[dict[str, object]]:
     return [*first, {"role": "user", "content": user}]
 
 
-def document(llm: LLM, choice: ModelChoice, result: Result, seed: int | None) -> dict[str, object]:
-    """The answer of `--json`. Names of the field: usage (OpenAI), timings (llama.cpp), metrics (vLLM)."""
-    first = result.completions[0]
-    n_prompt, n_answer = len(result.prompt_ids), sum(len(c.token_ids) for c in result.completions)
-    return {
-        **preamble(llm, choice, seed),
-        "drafter": first.method,
-        "rule": first.rule,
-        "lossless": first.lossless,
-        **_answer(llm, first),
-        "choices": [{"index": c.index, **_answer(llm, c)} for c in result.completions],
-        "usage": {
-            "prompt_tokens": n_prompt,
-            "completion_tokens": n_answer,
-            "total_tokens": n_prompt + n_answer,
-        },
-        "timings": result.timings.to_json(),
-        "metrics": {"speculative_decoding": speculation_metrics(result.stats)},
-    }
-
-
 def preamble(llm: LLM, choice: ModelChoice, seed: int | None) -> dict[str, object]:
     """What ran: the beginning of every JSON document."""
     return {
@@ -191,73 +162,18 @@ def preamble(llm: LLM, choice: ModelChoice, seed: int | None) -> dict[str, objec
         "k": DEFAULT_K if choice.k is None else choice.k,
         "rule": llm.engine.rule,
         "seed": seed,
-        "plan": [{"field": d.field, "value": d.value, "reason": d.reason} for d in llm.plan],
+        "plan": plan_json(llm.plan),
         "warnings": list(llm.warnings),
     }
 
 
-def speculation_metrics(stats: SpecStats) -> dict[str, object]:
-    """vLLM's names. `acceptance_histogram[j]` is the number of rounds that kept exactly j draft tokens."""
-    at_least = [stats.rounds, *(stats.accepted_at[i] for i in range(len(stats.drafted_at)))]
-    return {
-        "mean_acceptance_length": stats.acceptance_length,
-        "draft_acceptance_rate": stats.acceptance_rate,
-        "acceptance_histogram": [n - after for n, after in zip(at_least, [*at_least[1:], 0], strict=True)],
-        "num_spec_steps": stats.rounds,
-        "num_accepted_draft_tokens": stats.accepted,
-        "num_draft_tokens": stats.drafted,
-    }
+def judge(llm: LLM, params: SamplingParams, result: Result, plain: Result) -> Comparison:
+    """How the answers of a request compare with plain's: the worst verdict among them."""
+    from outrider.bench.compare import compare_completions, worst
 
-
-def _answer(llm: LLM, completion: Completion) -> dict[str, object]:
-    answer: dict[str, object] = {
-        "text": completion.text,
-        "token_ids": completion.token_ids,
-        "origins": [origin.value for origin in completion.origins],
-        "finish_reason": completion.finish_reason,
-        "stop_reason": completion.stop_reason,
-    }
-    if completion.logprobs is not None:
-        answer["logprobs"] = [_logprob(llm, logprob) for logprob in completion.logprobs]
-    return answer
-
-
-def _logprob(llm: LLM, entry: TokenLogprob) -> dict[str, object]:
-    likeliest = [(entry.token_id, entry.logprob), *entry.top]
-    own, *top = [
-        {"token_id": i, "token": token_text(llm, i), "logprob": p if math.isfinite(p) else None} for i, p in likeliest
+    found = [
+        compare_completions(llm, plain.prompt_ids, params, ours, theirs)
+        for ours, theirs in zip(plain.completions, result.completions, strict=True)
     ]
-    return {**own, "top": top}
-
-
-def token_text(llm: LLM, token_id: int) -> str:
-    assert llm.tokenizer is not None, "an LLM that was opened by name has a tokenizer"
-    return llm.tokenizer.token_bytes(token_id).decode("utf-8", "replace")
-
-
-def judge(llm: LLM, params: SamplingParams, result: Result, plain: Result) -> tuple[str, str]:
-    """How the answers compare with plain's: IDENTICAL, TIE, DIVERGED or NOT COMPARABLE, and a sentence that says it."""
-    from outrider.bench.compare import Outcome, compare
-    from outrider.bench.lanes import comparable
-    from outrider.bench.oracle import RELATIVE_TOLERANCE
-    from outrider.bench.verification import oracle_for, precision
-
-    pairs = list(zip(plain.completions, result.completions, strict=True))
-    if all(p.token_ids == s.token_ids for p, s in pairs):
-        return Outcome.IDENTICAL.value, "the same text"
-    if not comparable(pairs[0][1].rule, params):
-        rule = pairs[0][1].rule
-        return (
-            "NOT COMPARABLE",
-            f"another text: rule {rule!r} keeps the distribution, not the draw (coupled keeps both)",
-        )
-    ties = 0
-    tolerance = RELATIVE_TOLERANCE[precision(llm)]
-    for ours, theirs in pairs:
-        oracle = oracle_for(llm, plain.prompt_ids, params, seed=ours.seed, relative_tolerance=tolerance)
-        found = compare(ours.token_ids, theirs.token_ids, oracle)
-        if found.divergence is not None:
-            at = found.divergence
-            return found.outcome.value, f"ANOTHER TEXT from token {at.position} on: {at.reason}"
-        ties += len(found.ties)
-    return Outcome.TIE.value, f"another text, by {ties} tie(s): places where two tokens are equally good up to rounding"
+    outcome = worst(comparison.outcome for comparison in found)
+    return next(comparison for comparison in found if comparison.outcome is outcome)

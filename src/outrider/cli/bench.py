@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from contextlib import closing, nullcontext
-from typing import Annotated
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from outrider.cli import common
 from outrider.cli.measuring import Category, Chat, IgnoreEos, Limit, Prompts, Seed, Setup, answers_bar, console, facts
+
+if TYPE_CHECKING:
+    from outrider.bench.measure import Measured
+    from outrider.bench.peer import Peer
+    from outrider.bench.prompts import BenchPrompt
+    from outrider.core.types import SamplingParams
+    from outrider.engine.llm import LLM
 
 Repeat = Annotated[int, typer.Option(metavar="N", help="Answers of each prompt in each lane; medians are reported.")]
 WarmUp = Annotated[
@@ -55,7 +63,6 @@ def bench(
 
     A table, then one JSON document as the last line of stdout (with --json the table goes to stderr).
     """
-    from outrider.bench.peer import Peer
     from outrider.core.types import SamplingParams
     from outrider.engine.engine import resolve_rule
 
@@ -76,30 +83,60 @@ def bench(
         offline=offline,
         turns=turns,
     )
-    chosen = setup.read_prompts()
+    _Bench(setup, params, resolved, repeat, warm_up, quiet).run(peer_url, peer_model, peer_key, json=json)
 
-    from outrider.bench.lanes import lanes
-    from outrider.bench.machine import busy_warning, machine_facts
-    from outrider.bench.measure import bench as run_all
-    from outrider.bench.summary import lengths, summarise
-    from outrider.bench.tables import bench_json, print_bench
 
-    with closing(Peer(peer_url, model=peer_model, api_key=peer_key)) if peer_url else nullcontext() as peer:
-        if peer is not None:
-            peer.connect()
-        machine = machine_facts()
-        llm = setup.open(quiet=quiet)
-        raw = setup.raw(llm)
-        wanted = lanes(llm, setup.drafters, setup.ks, [resolved])
-        total = sum(len(p.turns) for p in chosen) * repeat * (1 + len(wanted) + (peer is not None))
-        with answers_bar(total, quiet=quiet) as on_run:
-            measured = run_all(
-                llm, chosen, params, wanted, repeat=repeat, warm_up=warm_up, raw=raw, peer=peer, on_run=on_run
-            )
+@dataclass(frozen=True, slots=True)
+class _Bench:
+    """One call of `bench`, its options checked. `rule` is the rule that really runs."""
+
+    setup: Setup
+    params: SamplingParams
+    rule: str
+    repeat: int
+    warm_up: int
+    quiet: bool
+
+    def run(self, peer_url: str | None, peer_model: str | None, peer_key: str | None, *, json: bool) -> None:
+        """Reads the prompts, connects to the peer, loads the models, measures, prints."""
+        chosen = self.setup.read_prompts()
+
+        from outrider.bench.machine import busy_warning, machine_facts
+        from outrider.bench.peer import Peer
+        from outrider.bench.summary import lengths, summarise
+        from outrider.bench.tables import bench_json, print_bench
+
+        with closing(Peer(peer_url, model=peer_model, api_key=peer_key)) if peer_url else nullcontext() as peer:
+            if peer is not None:
+                peer.connect()
+            machine = machine_facts()
+            llm = self.setup.open(quiet=self.quiet)
+            raw = self.setup.raw(llm)
+            measured = self._measure(llm, chosen, raw, peer)
         summaries = summarise(measured)
-        about = facts(llm, setup, params, chosen, machine | {"threads": machine_facts()["threads"]}, raw)
-        about["measurement"] = {"repeat": repeat, "warm_up": warm_up, **lengths(measured)}
+        machine["threads"] = machine_facts()["threads"]
+        about = facts(llm, self.setup, self.params, chosen, machine, raw)
+        about["measurement"] = {"repeat": self.repeat, "warm_up": self.warm_up, **lengths(measured)}
         busy = busy_warning(machine)
         warnings = [*([busy] if busy else []), *llm.warnings]
         print_bench(measured, summaries, warnings, console(stderr=json))
         common.print_json(bench_json(measured, summaries, about, warnings))
+
+    def _measure(self, llm: LLM, chosen: list[BenchPrompt], raw: bool, peer: Peer | None) -> Measured:
+        from outrider.bench.lanes import lanes
+        from outrider.bench.measure import bench as run_all
+
+        wanted = lanes(llm, self.setup.drafters, self.setup.ks, [self.rule])
+        total = sum(len(p.turns) for p in chosen) * self.repeat * (1 + len(wanted) + (peer is not None))
+        with answers_bar(total, quiet=self.quiet) as on_run:
+            return run_all(
+                llm,
+                chosen,
+                self.params,
+                wanted,
+                repeat=self.repeat,
+                warm_up=self.warm_up,
+                raw=raw,
+                peer=peer,
+                on_run=on_run,
+            )

@@ -177,18 +177,15 @@ class Conversation:
 
     def document(self, choice: ModelChoice) -> dict[str, object]:
         """The whole conversation, for --json."""
-        from outrider.cli.answer import preamble, speculation_metrics
+        from outrider.cli.answer import preamble
+        from outrider.engine.report import metrics_json, usage_json
 
         n_prompt = sum(int(str(turn["prompt_tokens"])) for turn in self.turns)
         return {
             **preamble(self.llm, choice, self.params.seed),
             "turns": self.turns,
-            "usage": {
-                "prompt_tokens": n_prompt,
-                "completion_tokens": self.stats.emitted,
-                "total_tokens": n_prompt + self.stats.emitted,
-            },
-            "metrics": {"speculative_decoding": speculation_metrics(self.stats)},
+            "usage": usage_json(n_prompt, self.stats.emitted),
+            "metrics": metrics_json(self.stats),
         }
 
     def _fit(self, text: str) -> list[int]:

@@ -12,6 +12,7 @@ from outrider.cli import common
 from outrider.cli.terminal import TokenPrinter, aside, heading, print_plan, summary
 
 if TYPE_CHECKING:
+    from outrider.bench.compare import Comparison
     from outrider.cli.answer import Streamed
     from outrider.core.types import SamplingParams
     from outrider.engine.llm import LLM, Prompt
@@ -36,14 +37,19 @@ PROMPTS = {
 
 @dataclass(frozen=True, slots=True)
 class _Lanes:
-    """One prompt in both lanes. `outcome` is IDENTICAL, TIE, or DIVERGED; `sentence` says it for people."""
+    """One prompt in both lanes, and how their answers compare (the worst of `runs` runs)."""
 
     name: str
     speculative: Result
     plain: Result
     runs: int
-    outcome: str
-    sentence: str
+    comparison: Comparison
+
+    @property
+    def diverged(self) -> bool:
+        from outrider.bench.compare import Outcome
+
+        return self.comparison.outcome is Outcome.DIVERGED
 
     @property
     def ratio(self) -> float:
@@ -54,7 +60,7 @@ class _Lanes:
         return {
             "prompt": self.name,
             "text": self.speculative.text,
-            "outcome": self.outcome,
+            "outcome": self.comparison.outcome.value,
             "runs": self.runs,
             "speculative": self.speculative.timings.to_json(),
             "plain": self.plain.timings.to_json(),
@@ -95,7 +101,7 @@ def demo(
     else:
         report = {**preamble(llm, choice, None), "machine": machine, "prompts": [lane.to_json() for lane in lanes]}
         common.print_json(report)
-    if any(lane.outcome not in ("IDENTICAL", "TIE") for lane in lanes):
+    if any(lane.diverged for lane in lanes):
         raise typer.Exit(EXIT_DIFFERENT)
 
 
@@ -106,6 +112,7 @@ def _warm_up(llm: LLM, params: SamplingParams) -> None:
 
 
 def _run(llm: LLM, name: str, text: str, params: SamplingParams, *, shown: bool) -> _Lanes:
+    from outrider.bench.compare import worst
     from outrider.cli.answer import judge, messages, stream
 
     printer = TokenPrinter(legend=name == next(iter(PROMPTS)))
@@ -120,13 +127,14 @@ def _run(llm: LLM, name: str, text: str, params: SamplingParams, *, shown: bool)
     took_s = sum(lane.timings.prompt_ms + lane.timings.predicted_ms for lane in pairs[0]) / 1000
     if took_s < REPEAT_WITHIN_S:
         pairs.append((_answer(llm, prompt, params, None), _answer(llm, prompt, params, "none")))
-    verdicts = [judge(llm, params, *pair) for pair in pairs]
-    outcome, sentence = next((v for v in verdicts if v[0] == "DIVERGED"), verdicts[0])
+    found = [judge(llm, params, *pair) for pair in pairs]
+    outcome = worst(comparison.outcome for comparison in found)
+    comparison = next(one for one in found if one.outcome is outcome)
     speculative, plain = (max(lane, key=lambda r: r.timings.predicted_per_second) for lane in zip(*pairs, strict=True))
     if shown:
         figures = summary(speculative.stats, speculative.timings.predicted_per_second, plain.timings)
-        aside(f"plain gives {sentence} | {figures}")
-    return _Lanes(name, speculative, plain, len(pairs), outcome, sentence)
+        aside(f"plain gives {comparison.sentence} | {figures}")
+    return _Lanes(name, speculative, plain, len(pairs), comparison)
 
 
 def _answer(llm: LLM, prompt: Prompt, params: SamplingParams, method: str | None) -> Result:
@@ -157,7 +165,7 @@ def _conclude(lanes: list[_Lanes], machine: Mapping[str, object]) -> None:
     slower = [lane.name for lane in lanes if lane.ratio < 1]
     if slower:
         print(f"Speculation was slower than plain on: {', '.join(slower)}. Too few draft tokens were kept there.")
-    if any(lane.outcome == "DIVERGED" for lane in lanes):
+    if any(lane.diverged for lane in lanes):
         print("A text differs by more than a tie. That is a bug: please report it.")
 
 
@@ -172,6 +180,9 @@ def _conditions(machine: Mapping[str, object], lanes: list[_Lanes]) -> str:
 
 
 def _row(lane: _Lanes) -> tuple[str, ...]:
+    from outrider.bench.compare import Outcome
+
+    words = {Outcome.IDENTICAL: "the same", Outcome.TIE: "the same but for a tie"}
     stats = lane.speculative.stats
     return (
         lane.name,
@@ -180,5 +191,5 @@ def _row(lane: _Lanes) -> tuple[str, ...]:
         f"{lane.ratio:.2f} x",
         f"{stats.rounds} for {stats.emitted} tokens",
         f"{stats.acceptance_rate:.0%} of {stats.drafted}",
-        {"IDENTICAL": "the same", "TIE": "the same but for a tie"}.get(lane.outcome, "DIFFERENT"),
+        words.get(lane.comparison.outcome, "DIFFERENT"),
     )

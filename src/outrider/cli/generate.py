@@ -127,7 +127,7 @@ class _Run:
         self.printer = TokenPrinter(legend=not quiet)
 
     def run(self, compare: bool) -> None:
-        from outrider.cli.answer import stream
+        from outrider.cli.answer import judge, stream
 
         streamed = stream(self.llm, self.prompt, self.params, self._on_token, prediction=self.prediction)
         self.tracing.active = False
@@ -143,7 +143,7 @@ class _Run:
         if self.params.logprobs is not None:
             self._print_logprobs(streamed.result)
         if plain is not None:
-            note(f"plain: {self._verdict(streamed.result, plain)[1]}")
+            note(f"plain: {judge(self.llm, self.params, streamed.result, plain).sentence}")
         if not self.quiet:
             timings = streamed.result.timings
             note(summary(streamed.stats, timings.predicted_per_second, plain.timings if plain else None))
@@ -158,12 +158,6 @@ class _Run:
         [plain] = self.llm.generate(self.prompt, self.params, speculation=Speculation(method="none"))
         return plain
 
-    def _verdict(self, result: Result, plain: Result) -> tuple[str, str]:
-        """IDENTICAL, TIE, DIVERGED or NOT COMPARABLE, and a sentence."""
-        from outrider.cli.answer import judge
-
-        return judge(self.llm, self.params, result, plain)
-
     def _print_others(self, streamed: Streamed) -> None:
         """The answers after the first, which was shown as it came."""
         for index in range(1, self.params.n):
@@ -174,24 +168,29 @@ class _Run:
             self.printer.end()
 
     def _print_logprobs(self, result: Result) -> None:
-        from outrider.cli.answer import token_text
+        from outrider.engine.report import token_text
 
+        tokenizer = self.llm.tokenizer
         for completion in result.completions:
             for entry in completion.logprobs or []:
-                others = ", ".join(f"{token_text(self.llm, i)!r} {p:.3f}" for i, p in entry.top)
-                print(f"{entry.logprob:8.3f}  {token_text(self.llm, entry.token_id)!r:20}  {others}".rstrip())
+                others = ", ".join(f"{token_text(i, tokenizer)!r} {p:.3f}" for i, p in entry.top)
+                print(f"{entry.logprob:8.3f}  {token_text(entry.token_id, tokenizer)!r:20}  {others}".rstrip())
 
     def _print_document(self, result: Result, plain: Result | None) -> None:
-        from outrider.cli.answer import document
+        from outrider.cli.answer import judge, preamble
+        from outrider.engine.report import result_json
 
-        report = document(self.llm, self.choice, result, self.params.seed)
+        report = {
+            **preamble(self.llm, self.choice, self.params.seed),
+            **result_json(result, self.llm.tokenizer),
+        }
         if plain is not None:
-            outcome, sentence = self._verdict(result, plain)
+            found = judge(self.llm, self.params, result, plain)
             speed = plain.timings.predicted_per_second
             report["compare"] = {
-                "outcome": outcome,
+                "outcome": found.outcome.value,
                 "equal": result.text == plain.text,
-                "reason": sentence,
+                "reason": found.sentence,
                 "plain_timings": plain.timings.to_json(),
                 "speedup": result.timings.predicted_per_second / speed if speed else None,
             }

@@ -116,12 +116,14 @@ def facts(
     llm: LLM, setup: Setup, params: SamplingParams, prompts: list[BenchPrompt], machine: dict[str, object], raw: bool
 ) -> dict[str, object]:
     """Machine, model and settings of a report."""
+    from outrider.engine.report import plan_json
+
     return {
         "machine": machine,
         "model": {
             "target": llm.opened.name,
             "draft": llm.opened_draft.name if llm.opened_draft else None,
-            "plan": [{"field": d.field, "value": d.value, "reason": d.reason} for d in llm.plan],
+            "plan": plan_json(llm.plan),
             "warnings": list(llm.warnings),
         },
         "settings": {

@@ -10,7 +10,7 @@ from outrider.cli import common
 from outrider.cli.measuring import Category, Chat, IgnoreEos, Limit, Prompts, Seed, Setup, answers_bar, console, facts
 
 if TYPE_CHECKING:
-    from outrider.engine.llm import LLM
+    from outrider.core.types import SamplingParams
 
 EXIT_DIVERGED = 1
 
@@ -76,26 +76,33 @@ def verify(
         threads=threads,
         offline=offline,
     )
+    _run(setup, params, resolved, tolerance, json=json, quiet=quiet)
+
+
+def _run(setup: Setup, params: SamplingParams, rule: str, tolerance: float | None, *, json: bool, quiet: bool) -> None:
+    """Reads the prompts, loads the models, compares, prints; exits with 1 when an answer diverged."""
     chosen = setup.read_prompts()
 
+    from outrider.bench.compare import Outcome
     from outrider.bench.lanes import lanes
     from outrider.bench.machine import machine_facts
     from outrider.bench.tables import print_verify, verify_json
     from outrider.bench.verification import verify as compare_all
+    from outrider.engine.report import token_text
 
     llm = setup.open(quiet=quiet)
     raw = setup.raw(llm)
-    wanted = lanes(llm, setup.drafters, setup.ks, [resolved])
+    wanted = lanes(llm, setup.drafters, setup.ks, [rule])
     encoded = [
         (prompt.id, llm.encode_prompt(prompt.turns[0] if raw else [{"role": "user", "content": prompt.turns[0]}]))
         for prompt in chosen
     ]
     with answers_bar(len(encoded) * (1 + len(wanted)), quiet=quiet) as on_answer:
         report = compare_all(llm, encoded, params, wanted, relative_tolerance=tolerance, on_answer=on_answer)
-    print_verify(report, console(stderr=json), lambda token: _token_text(llm, token))
+    print_verify(report, console(stderr=json), lambda token: token_text(token, llm.tokenizer))
     if json:
         common.print_json(verify_json(report, facts(llm, setup, params, chosen, machine_facts(), raw)))
-    if report.outcome.value == "DIVERGED":
+    if report.outcome is Outcome.DIVERGED:
         raise typer.Exit(EXIT_DIVERGED)
 
 
@@ -104,9 +111,3 @@ def _check_tolerance(tolerance: float | None) -> None:
 
     if tolerance is not None and not 0 <= tolerance < 1:
         raise ConfigError(f"--tolerance {tolerance} is not allowed: give a number in [0, 1), such as 1e-4")
-
-
-def _token_text(llm: LLM, token: int) -> str:
-    from outrider.cli.answer import token_text
-
-    return token_text(llm, token)
