@@ -62,17 +62,6 @@ def test_only_the_artificial_leading_space_is_stripped():
     assert [detokenizer.push(index) for index in (PIECES.bos_id, space, hello, hello)] == ["", "", " hello", " hello"]
 
 
-@REPEATABLE
-@given(ids=st.lists(st.integers(0, BYTES.vocab_size - 1), max_size=20), more=st.lists(st.integers(0x80, 0xFF)))
-def test_a_fork_is_independent(ids, more):
-    detokenizer = IncrementalDetokenizer(BYTES, skip_special=False)
-    text = "".join(map(detokenizer.push, ids))
-    fork = detokenizer.fork()
-    branch = "".join(map(fork.push, more)) + fork.flush()
-    assert text + branch == BYTES.decode([*ids, *more], skip_special=False)
-    assert text + detokenizer.flush() == BYTES.decode(ids, skip_special=False)
-
-
 def test_unknown_ids_are_refused():
     with pytest.raises(RequestError, match="-1"):
         IncrementalDetokenizer(BYTES).push(-1)
@@ -141,14 +130,6 @@ def test_partial_stops_are_flushed_when_nothing_completes_them():
     assert matcher.push("e") == ("", None)
     assert matcher.flush() == "\nUse"
     assert matcher.flush() == ""
-
-
-def test_a_fork_of_the_matcher_is_independent():
-    matcher = StopMatcher(["stop"])
-    matcher.push("st")
-    fork = matcher.fork()
-    assert fork.push("op") == ("", "stop")
-    assert matcher.push("ay") == ("stay", None)
 
 
 def test_without_stops_all_text_passes():

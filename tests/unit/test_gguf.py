@@ -18,10 +18,10 @@ def test_a_llama_file(tmp_path: Path, version: int) -> None:
     assert (config.architecture, config.n_layers, config.head_dim, config.vocab_size) == ("llama", 2, 16, VOCAB)
     assert config.tie_embeddings
     assert config.sliding_window is None
-    assert checkpoint.eos_ids == (2, 1)
-    assert checkpoint.bos_id is None
-    assert isinstance(checkpoint.tokenizer_source, GGUFVocabulary)
-    assert checkpoint.tokenizer_source.tokens == TOKENS
+    source = checkpoint.tokenizer_source
+    assert isinstance(source, GGUFVocabulary)
+    assert source.tokens == TOKENS
+    assert (source.bos_id, source.eos_id, source.eot_id, source.eom_id) == (None, 2, 1, None)
     embed = checkpoint.tensor("embed.weight", torch.float32)
     assert torch.equal(embed, torch.arange(VOCAB * D).float().view(VOCAB, D))
 

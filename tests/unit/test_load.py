@@ -40,7 +40,6 @@ def test_a_known_architecture_runs_natively(folder: Path) -> None:
     loaded = load_model(folder, dtype="float32")
     assert isinstance(loaded.model, Decoder)
     assert loaded.model.name == "tiny-llama"
-    assert loaded.checkpoint is not None
     assert loaded.size_bytes == loaded.model.nbytes > 4 * 2 * 257 * 32
     assert loaded.tokenizer.vocab_size == loaded.model.vocab_size == 257
     assert loaded.template.render([{"role": "user", "content": "hi"}]) == "[user]hi\n[assistant]"
@@ -62,7 +61,6 @@ def test_auto_dtype_is_what_is_fastest_here_and_says_why(folder: Path) -> None:
 def test_other_architectures_run_through_transformers(foreign: Path) -> None:
     loaded = load_model(foreign, dtype="float32")
     assert isinstance(loaded.model, TransformersModel)
-    assert loaded.checkpoint is None
     assert loaded.size_bytes > 0
     assert "gpt2" in loaded.decisions[0].reason
     tokens = loaded.tokenizer.encode("abc", add_special=False)

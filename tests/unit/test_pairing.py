@@ -49,13 +49,6 @@ def test_tokens_that_only_one_side_has_at_the_end_are_masked():
     assert (pairing.target_used, pairing.draft_used) == (N_BASE, N_BASE + 1)
 
 
-def test_the_used_range_of_the_target_can_be_stated():
-    other_tail = dataclasses.replace(BASE, tokens=[*BASE.tokens[:-1], "<other>"])
-    draft = Tokenizer.from_gguf(other_tail)
-    assert compare_tokenizers(TARGET, draft).verdict is Compatibility.PARTIAL
-    assert compare_tokenizers(TARGET, draft, N_BASE - 1).verdict is Compatibility.PADDED
-
-
 def test_one_swapped_token_makes_a_pair_partial_and_is_shown():
     tokens = list(BASE.tokens)
     tokens[65], tokens[66] = tokens[66], tokens[65]

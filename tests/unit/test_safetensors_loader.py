@@ -1,4 +1,4 @@
-"""Hugging Face folders: configuration, shards, end tokens, and what is refused."""
+"""Hugging Face folders: configuration, shards, and what is refused."""
 
 import json
 from pathlib import Path
@@ -47,11 +47,8 @@ def write(folder: Path, weights: dict[str, torch.Tensor] | None = None, **change
 
 
 def test_a_folder(tmp_path: Path) -> None:
-    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [3, 2]}')
     (tmp_path / "tokenizer_config.json").write_text('{"chat_template": "{{ x }}"}')
     checkpoint = open_checkpoint(write(tmp_path))
-    assert checkpoint.eos_ids == (3, 2)
-    assert checkpoint.bos_id == 1
     assert checkpoint.chat_template == "{{ x }}"
     assert checkpoint.tokenizer_source == TokenizerFolder(tmp_path)
     assert checkpoint.quantisation == "F32"

@@ -13,7 +13,7 @@ from outrider.models.tokenizer import Tokenizer
 class IncrementalDetokenizer:
     """Turns ids into text piece by piece: all pushes and one flush together equal `tokenizer.decode(all ids)`.
 
-    At most three bytes are held back, the beginning of one UTF-8 character. `fork` copies the state in O(1).
+    At most three bytes are held back, the beginning of one UTF-8 character.
     """
 
     def __init__(self, tokenizer: Tokenizer, *, skip_special: bool = True, continuation: bool = False) -> None:
@@ -32,13 +32,6 @@ class IncrementalDetokenizer:
     def flush(self) -> str:
         """The rest: U+FFFD for a character that was begun and not completed. Afterwards nothing is held."""
         return self._decode(b"", final=True)
-
-    def fork(self) -> IncrementalDetokenizer:
-        """An independent copy at the same position."""
-        twin = IncrementalDetokenizer(self._tokenizer, skip_special=self._skip_special)
-        twin._n_to_strip = self._n_to_strip
-        twin._pending = self._pending
-        return twin
 
     def _decode(self, piece: bytes, *, final: bool) -> str:
         data = self._pending + piece
@@ -97,12 +90,6 @@ class StopMatcher:
         """What was held back; call at the end of a stream that no stop string ended."""
         text, self._held = self._held, ""
         return text
-
-    def fork(self) -> StopMatcher:
-        """An independent copy at the same position."""
-        twin = StopMatcher((), include_stop=self._include_stop)
-        twin._stops, twin._held, twin._matched = self._stops, self._held, self._matched
-        return twin
 
     def _n_held(self, window: str) -> int:
         if not self._stops:

@@ -14,12 +14,7 @@ from outrider.errors import ConfigError
 from outrider.models.chat_template import ChatTemplate
 from outrider.models.decoder import Decoder
 from outrider.models.hf import TransformersModel
-from outrider.models.loader.checkpoint import (
-    Checkpoint,
-    GGUFVocabulary,
-    UnknownArchitectureError,
-    open_checkpoint,
-)
+from outrider.models.loader.checkpoint import Checkpoint, UnknownArchitectureError, open_checkpoint
 from outrider.models.tokenizer import Tokenizer
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "quantised": None}
@@ -29,13 +24,11 @@ BACKENDS = ("auto", "native", "transformers")
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model and what is needed to talk to it. `checkpoint` is None when `transformers` runs the model; `size_bytes`
-    is the memory of the weights as loaded."""
+    """A model and what is needed to talk to it. `size_bytes` is the memory of the weights as loaded."""
 
     model: LanguageModel
     tokenizer: Tokenizer
     template: ChatTemplate
-    checkpoint: Checkpoint | None
     size_bytes: int
     decisions: tuple[Decision, ...]
 
@@ -89,11 +82,7 @@ def _precision(asked: str, device: str, checkpoint: Checkpoint | None) -> Decisi
 
 
 def _natively(checkpoint: Checkpoint, device: str, precision: Decision) -> LoadedModel:
-    path, source = checkpoint.path, checkpoint.tokenizer_source
-    if isinstance(source, GGUFVocabulary):
-        tokenizer = Tokenizer.from_gguf(source)
-    else:
-        tokenizer = Tokenizer.from_folder(source.path, vocab_size=checkpoint.config.vocab_size)
+    path, tokenizer = checkpoint.path, Tokenizer.of(checkpoint)
     name = path.stem if path.is_file() else path.name
     model = Decoder.from_checkpoint(
         checkpoint, dtype=DTYPES[precision.value], device=device, vocab_size=tokenizer.used_size, name=name
@@ -105,7 +94,6 @@ def _natively(checkpoint: Checkpoint, device: str, precision: Decision) -> Loade
         model=model,
         tokenizer=tokenizer,
         template=ChatTemplate.for_tokenizer(checkpoint.chat_template, tokenizer),
-        checkpoint=checkpoint,
         size_bytes=model.nbytes,
         decisions=(Decision("backend", "native", how), precision, _arithmetic(model)),
     )
@@ -128,7 +116,6 @@ def _through_transformers(folder: Path, device: str, dtype: str, why: str) -> Lo
         model=model,
         tokenizer=tokenizer,
         template=ChatTemplate.from_folder(folder, tokenizer),
-        checkpoint=None,
         size_bytes=model.nbytes,
         decisions=(Decision("backend", "transformers", why), precision),
     )

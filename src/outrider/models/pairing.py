@@ -78,14 +78,10 @@ class Pairing:
         )
 
 
-def compare_tokenizers(target: Tokenizer, draft: Tokenizer, used_target_vocab: int | None = None) -> Pairing:
-    """`used_target_vocab`: how many of the target's ids are tokens, where the file does not mark the padding.
-
-    Special flags, end-of-text ids and normalisers do not change what an id stands for; where they differ the pairing
-    says so in `notes`.
-    """
-    target_used = target.used_size if used_target_vocab is None else min(used_target_vocab, target.vocab_size)
-    draft_used = draft.used_size
+def compare_tokenizers(target: Tokenizer, draft: Tokenizer) -> Pairing:
+    """Special flags, end-of-text ids and normalisers do not change what an id stands for; where they differ the pairing
+    says so in `notes`."""
+    target_used, draft_used = target.used_size, draft.used_size
     n_common = min(target_used, draft_used)
     left, right = target.vocabulary[:target_used], draft.vocabulary[:draft_used]
     differences: list[Difference] = []
@@ -117,16 +113,9 @@ def compare_tokenizers(target: Tokenizer, draft: Tokenizer, used_target_vocab: i
     )
 
 
-def require_compatible(
-    target: Tokenizer,
-    draft: Tokenizer,
-    *,
-    target_name: str,
-    draft_name: str,
-    used_target_vocab: int | None = None,
-) -> Pairing:
+def require_compatible(target: Tokenizer, draft: Tokenizer, *, target_name: str, draft_name: str) -> Pairing:
     """The pairing, if it is usable. Raises `PairingError` that names both models, the verdict and the first ids."""
-    pairing = compare_tokenizers(target, draft, used_target_vocab)
+    pairing = compare_tokenizers(target, draft)
     if pairing.usable:
         return pairing
     raise PairingError(

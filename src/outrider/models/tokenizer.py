@@ -13,6 +13,7 @@ from tokenizers import Tokenizer as Backend
 
 from outrider.errors import ModelFileError, RequestError
 from outrider.models import tokenizer_gguf as gguf
+from outrider.models.loader.checkpoint import Checkpoint, GGUFVocabulary
 from outrider.models.tokenizer_folder import decoder_kind, part_state, read_tokenizer_json, special_roles
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -76,12 +77,20 @@ class Tokenizer:
         self.strip_left = strip_left
 
     @classmethod
+    def of(cls, checkpoint: Checkpoint) -> Tokenizer:
+        """The tokenizer that belongs to an open checkpoint. Raises `ModelFileError`."""
+        source = checkpoint.tokenizer_source
+        if isinstance(source, GGUFVocabulary):
+            return cls.from_gguf(source)
+        return cls.from_folder(source.path, vocab_size=checkpoint.config.vocab_size)
+
+    @classmethod
     def from_gguf(cls, vocab: gguf.Vocabulary) -> Tokenizer:
         """Raises `ModelFileError` if the vocabulary is inconsistent or of an unsupported kind."""
         backend = gguf.build_backend(vocab)
         spell = _byte_level_bytes if vocab.model == "gpt2" else _sentencepiece_bytes
         literal = {gguf.CONTROL, gguf.USER_DEFINED, gguf.UNKNOWN}
-        table, special, unused, ends = [], [], [], []
+        table, special, unused = [], [], []
         for index, (token, kind) in enumerate(zip(vocab.tokens, vocab.token_types, strict=True)):
             if kind == gguf.UNUSED:
                 unused.append(index)
@@ -90,15 +99,13 @@ class Tokenizer:
             table.append(token.encode("utf-8") if kind in literal else spell(token))
             if kind in (gguf.CONTROL, gguf.UNKNOWN):
                 special.append(index)
-            if kind == gguf.CONTROL and token in gguf.END_TOKENS:
-                ends.append(index)
         return cls(
             backend,
             table,
             special_ids=special,
             unused_ids=unused,
             bos_id=vocab.bos_id,
-            eos_ids=([] if vocab.eos_id is None else [vocab.eos_id]) + ends,
+            eos_ids=gguf.end_ids(vocab),
             strip_left=int(vocab.model == "llama" and vocab.add_space_prefix),
         )
 

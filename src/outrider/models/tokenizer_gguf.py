@@ -17,7 +17,7 @@ from outrider.errors import ModelFileError
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 WORD_MARK = "▁"
 
-# End-of-turn and end-of-text markers by name: a GGUF file states one eos id, chat models use several.
+# End-of-turn and end-of-text markers by name: many files state one end id, chat models use several.
 END_TOKENS = frozenset(
     {
         "<|endoftext|>",
@@ -32,8 +32,11 @@ END_TOKENS = frozenset(
 )
 
 
+STATED_ENDS = ("eos_id", "eot_id", "eom_id")
+
+
 class Vocabulary(Protocol):
-    """What is read here from a GGUF file's `tokenizer.ggml.*` metadata."""
+    """What is read here from a GGUF file's `tokenizer.ggml.*` metadata. May also have `eot_id` and `eom_id`."""
 
     @property
     def model(self) -> str: ...
@@ -160,6 +163,14 @@ def _assemble(vocab: Vocabulary) -> Backend:
     return backend
 
 
+def end_ids(vocab: Vocabulary) -> list[int]:
+    """The ids that end an answer: those that the file states, then the control tokens spelled like end markers."""
+    stated: list[int | None] = [getattr(vocab, name, None) for name in STATED_ENDS]
+    pairs = enumerate(zip(vocab.tokens, vocab.token_types, strict=True))
+    spelled = [index for index, (token, kind) in pairs if kind == CONTROL and token in END_TOKENS]
+    return [index for index in stated if index is not None] + spelled
+
+
 def _check(vocab: Vocabulary) -> None:
     if vocab.model not in ("gpt2", "llama"):
         raise ModelFileError(
@@ -178,8 +189,8 @@ def _check(vocab: Vocabulary) -> None:
         raise ModelFileError(
             f"tokenizer.ggml.token_type has {len(vocab.token_types)} entries for {n_tokens} tokens: the file is corrupt"
         )
-    for name in ("bos_id", "eos_id", "unk_id", "pad_id"):
-        value: int | None = getattr(vocab, name)
+    for name in ("bos_id", *STATED_ENDS, "unk_id", "pad_id"):
+        value: int | None = getattr(vocab, name, None)
         if value is not None and not 0 <= value < n_tokens:
             raise ModelFileError(f"tokenizer.ggml {name} is {value}, outside the vocabulary of {n_tokens} tokens")
 

@@ -62,7 +62,11 @@ class DecoderConfig:
 
 @dataclass(frozen=True, slots=True)
 class GGUFVocabulary:
-    """The `tokenizer.ggml.*` metadata of a GGUF file."""
+    """The `tokenizer.ggml.*` metadata of a GGUF file.
+
+    `eos_id` ends a text, `eot_id` a turn, `eom_id` a message: each ends generation. A file's `add_eos_token` is left
+    unread on purpose: a prompt closed by an end token asks for no continuation.
+    """
 
     model: str
     pre: str
@@ -72,6 +76,8 @@ class GGUFVocabulary:
     scores: Sequence[float] | None
     bos_id: int | None
     eos_id: int | None
+    eot_id: int | None
+    eom_id: int | None
     unk_id: int | None
     pad_id: int | None
     add_bos: bool
@@ -109,10 +115,6 @@ class Checkpoint(Protocol):
     def tokenizer_source(self) -> GGUFVocabulary | TokenizerFolder: ...
     @property
     def chat_template(self) -> str | None: ...
-    @property
-    def eos_ids(self) -> tuple[int, ...]: ...
-    @property
-    def bos_id(self) -> int | None: ...
     @property
     def size_bytes(self) -> int:
         """Of the weights on disk."""

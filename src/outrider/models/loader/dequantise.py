@@ -2,19 +2,17 @@
 
 Each function takes whole blocks, uint8 [B, bytes of a block], and gives float32 [B, values of a block].
 
-Shapes: B blocks, G groups of a block, n values of a group, N rows, K columns.
+Shapes: B blocks, G groups of a block, n values of a group, N rows, K columns, X bytes of a row.
 """
 
 from __future__ import annotations
-
-from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from outrider import kernels
 from outrider.kernels import ggml
+from outrider.kernels.ggml import BlockFormat
 
 CHUNK_VALUES = 1 << 15
 """Values converted at a time: temporaries stay in the cache, and torch does not split work this small over threads."""
@@ -65,45 +63,40 @@ def _q3_k(blocks: Tensor) -> Tensor:
     return q.view(-1, 16, 16).mul_(scale_BG1).view(-1, 256)
 
 
-@dataclass(frozen=True, slots=True)
-class BlockType:
-    """A storage type: `block_bytes` bytes hold `block_values` consecutive values of a row."""
-
-    name: str
-    block_values: int
-    block_bytes: int
-    decode: Callable[[Tensor], Tensor]
-
-
-BLOCK_TYPES: dict[int, BlockType] = {
-    0: BlockType("F32", 1, 4, _f32),
-    1: BlockType("F16", 1, 2, _f16),
-    10: BlockType("Q2_K", 256, 84, _q2_k),
-    11: BlockType("Q3_K", 256, 110, _q3_k),
-    30: BlockType("BF16", 1, 2, _bf16),
-    **{f.number: BlockType(f.name, f.inputs, f.nbytes, f.decode) for f in ggml.FORMATS.values()},
+FORMATS: dict[int, BlockFormat] = {
+    block.number: block
+    for block in (
+        BlockFormat("F32", 0, 1, 4, _f32),
+        BlockFormat("F16", 1, 1, 2, _f16),
+        BlockFormat("Q2_K", 10, 256, 84, _q2_k),
+        BlockFormat("Q3_K", 11, 256, 110, _q3_k),
+        BlockFormat("BF16", 30, 1, 2, _bf16),
+        *ggml.FORMATS.values(),
+    )
 }
-"""By the number that GGUF files use."""
+"""All types that are read, those with kernels and the others, by the number that GGUF files use."""
 
 
 def dequantise(
-    data: Tensor, kind: BlockType, shape: tuple[int, ...], dtype: torch.dtype, row_order: Tensor | None = None
+    data: Tensor, kind: BlockFormat, shape: tuple[int, ...], dtype: torch.dtype, row_order: Tensor | None = None
 ) -> Tensor:
     """`data` (uint8, flat) as a new contiguous tensor of `shape`; row n is stored row `row_order[n]` if that is given.
 
     Exact in float32, then rounded once. In torch a few rows at a time, so that little more memory than the result's is
     needed; in C++ on all threads.
     """
+    if row_order is not None:
+        # numpy's indexing, because torch's would wake all threads for a few microseconds of work
+        data = torch.from_numpy(data.view(shape[0], -1).numpy()[row_order.numpy()]).view(-1)
     if kernels.can_dequantise(kind.name, dtype):
-        stored = kernels.dequantise(data, kind.name, shape, dtype)
-        return stored if row_order is None else stored[row_order]
+        return kernels.dequantise(data, kind.name, shape, dtype)
     out = torch.empty(shape, dtype=dtype)
-    out_NK = out.view(-1, shape[-1]) if row_order is None or len(shape) > 1 else out.view(-1, 1)
+    out_NK = out.view(-1, shape[-1])
     rows, columns = out_NK.shape
-    data_NK = data.view(rows, -1)
+    data_NX = data.view(rows, -1)
     step = max(1, CHUNK_VALUES // columns)
     for start in range(0, rows, step):
         stop = min(start + step, rows)
-        stored = data_NK[start:stop] if row_order is None else data_NK[row_order[start:stop]]
-        out_NK[start:stop] = kind.decode(stored.reshape(-1, kind.block_bytes)).view(stop - start, columns)
+        values = kind.decode(data_NX[start:stop].reshape(-1, kind.nbytes))
+        out_NK[start:stop] = values.view(stop - start, columns)
     return out

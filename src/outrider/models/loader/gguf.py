@@ -19,7 +19,7 @@ from outrider.models.loader.checkpoint import (
     unknown_architecture,
 )
 from outrider.models.loader.dequantise import dequantise
-from outrider.models.loader.gguf_header import MAGIC, Header, StoredTensor, read_header
+from outrider.models.loader.gguf_header import MAGIC, GGUFTensor, Header, read_header
 from outrider.models.loader.gguf_metadata import Metadata, read_rope_scaling, read_vocabulary
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
@@ -88,8 +88,6 @@ class GGUFCheckpoint:
         check_layout(path, self.config, {name: t.shape for name, t in self._tensors.items()}, unknown)
         self.tokenizer_source = read_vocabulary(metadata, self.config.vocab_size)
         self.chat_template = metadata.string("tokenizer.chat_template", "") or None
-        self.bos_id = self.tokenizer_source.bos_id
-        self.eos_ids = metadata.eos_ids(self.config.vocab_size)
         self.size_bytes = sum(tensor.size_bytes for tensor in self._tensors.values())
         self.quantisation = FILE_TYPES.get(metadata.whole("general.file_type", -1)) or self._commonest_type()
 
@@ -107,7 +105,7 @@ class GGUFCheckpoint:
         stored = self._tensors[name]
         return RawTensor(stored.kind.name, stored.shape, self._bytes(stored), self._row_order(name))
 
-    def _bytes(self, stored: StoredTensor) -> Tensor:
+    def _bytes(self, stored: GGUFTensor) -> Tensor:
         return torch.frombuffer(self._data, dtype=torch.uint8, count=stored.size_bytes, offset=stored.start)
 
     def _row_order(self, name: str) -> Tensor | None:
@@ -145,9 +143,9 @@ def _map(path: Path) -> mmap.mmap:
         raise ModelFileError(f"{path} cannot be read: {error.strerror or error}") from None
 
 
-def _canonical(header: Header) -> tuple[dict[str, StoredTensor], list[str]]:
+def _canonical(header: Header) -> tuple[dict[str, GGUFTensor], list[str]]:
     """The tensors by canonical name, and the stored names that have none."""
-    tensors: dict[str, StoredTensor] = {}
+    tensors: dict[str, GGUFTensor] = {}
     unknown: list[str] = []
     for stored_name, tensor in header.tensors.items():
         match = BLOCK.fullmatch(stored_name)
@@ -164,7 +162,7 @@ def _config(
     path: Path,
     architecture: str,
     metadata: Metadata,
-    tensors: dict[str, StoredTensor],
+    tensors: dict[str, GGUFTensor],
     rope_factors: list[float] | None,
 ) -> DecoderConfig:
     prefix = f"{architecture}."

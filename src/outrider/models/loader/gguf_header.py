@@ -12,7 +12,8 @@ from itertools import pairwise
 from pathlib import Path
 
 from outrider.errors import ModelFileError
-from outrider.models.loader.dequantise import BLOCK_TYPES, BlockType
+from outrider.kernels.ggml import BlockFormat
+from outrider.models.loader.dequantise import FORMATS
 
 Value = int | float | bool | str | list["Value"]
 
@@ -60,11 +61,11 @@ OTHER_TYPES = {
 
 
 @dataclass(frozen=True, slots=True)
-class StoredTensor:
+class GGUFTensor:
     """A tensor's place in the file. `shape` is in torch's order: rows first."""
 
     name: str
-    kind: BlockType
+    kind: BlockFormat
     shape: tuple[int, ...]
     start: int
     size_bytes: int
@@ -73,7 +74,7 @@ class StoredTensor:
 @dataclass(frozen=True, slots=True)
 class Header:
     metadata: dict[str, Value]
-    tensors: dict[str, StoredTensor]
+    tensors: dict[str, GGUFTensor]
 
 
 class _Cursor:
@@ -186,11 +187,11 @@ def read_header(path: Path, data: mmap.mmap) -> Header:
     return Header(metadata, _tensors(cursor, n_tensors, alignment))
 
 
-def _tensors(cursor: _Cursor, n_tensors: int, alignment: int) -> dict[str, StoredTensor]:
+def _tensors(cursor: _Cursor, n_tensors: int, alignment: int) -> dict[str, GGUFTensor]:
     cursor.need(n_tensors, LEAST_TENSOR_BYTES, "tensors")
     entries = [_entry(cursor) for _ in range(n_tensors)]
     data_start = -(-cursor.at // alignment) * alignment
-    tensors: dict[str, StoredTensor] = {}
+    tensors: dict[str, GGUFTensor] = {}
     for name, kind, shape, offset, size_bytes in entries:
         if name in tensors:
             raise cursor.fail(f"tensor {name[:80]!r} appears twice")
@@ -201,7 +202,7 @@ def _tensors(cursor: _Cursor, n_tensors: int, alignment: int) -> dict[str, Store
                 f"tensor {name[:80]!r} needs bytes {data_start + offset} to {data_start + offset + size_bytes}, "
                 f"but the file ends at {cursor.size}"
             )
-        tensors[name] = StoredTensor(name, kind, shape, data_start + offset, size_bytes)
+        tensors[name] = GGUFTensor(name, kind, shape, data_start + offset, size_bytes)
     in_order = sorted(tensors.values(), key=lambda tensor: tensor.start)
     for left, right in pairwise(in_order):
         if left.start + left.size_bytes > right.start:
@@ -209,26 +210,26 @@ def _tensors(cursor: _Cursor, n_tensors: int, alignment: int) -> dict[str, Store
     return tensors
 
 
-def _entry(cursor: _Cursor) -> tuple[str, BlockType, tuple[int, ...], int, int]:
+def _entry(cursor: _Cursor) -> tuple[str, BlockFormat, tuple[int, ...], int, int]:
     name = cursor.string()
     n_dims = cursor.count("I")
     if not 1 <= n_dims <= MOST_DIMENSIONS:
         raise cursor.fail(f"tensor {name[:80]!r} has {n_dims} dimensions, allowed are 1 to {MOST_DIMENSIONS}")
     dims = [cursor.count() for _ in range(n_dims)]
     number, offset = cursor.count("I"), cursor.count()
-    kind = BLOCK_TYPES.get(number)
+    kind = FORMATS.get(number)
     if kind is None:
         raise ModelFileError(
             f"{cursor.path}: tensor {name[:80]!r} is stored as {OTHER_TYPES.get(number, f'type {number}')}; "
-            f"readable are {', '.join(known.name for known in BLOCK_TYPES.values())}. Take a Q4_K_M file"
+            f"readable are {', '.join(known.name for known in FORMATS.values())}. Take a Q4_K_M file"
         )
     values = 1
     for dim in dims:
-        if not 1 <= dim <= cursor.size * kind.block_values:
+        if not 1 <= dim <= cursor.size * kind.inputs:
             raise cursor.fail(f"tensor {name[:80]!r} has a dimension of {dim}")
         values *= dim
-    if dims[0] % kind.block_values:
+    if dims[0] % kind.inputs:
         raise cursor.fail(
-            f"tensor {name[:80]!r} has rows of {dims[0]} values, {kind.name} needs multiples of {kind.block_values}"
+            f"tensor {name[:80]!r} has rows of {dims[0]} values, {kind.name} needs multiples of {kind.inputs}"
         )
-    return name, kind, tuple(reversed(dims)), offset, values // kind.block_values * kind.block_bytes
+    return name, kind, tuple(reversed(dims)), offset, values // kind.inputs * kind.nbytes

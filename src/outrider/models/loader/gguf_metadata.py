@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Literal, TypeVar, cast, overload
+from typing import TypeVar, cast
 
 from outrider.errors import ModelFileError
 from outrider.models.loader.checkpoint import DAMAGED, GGUFVocabulary, RopeScaling
@@ -15,7 +15,7 @@ Item = TypeVar("Item", str, int, float)
 NORMAL_TOKEN = 1
 LLAMA3_ORIGINAL_CONTEXT, LLAMA3_LOW, LLAMA3_HIGH = 8192, 1.0, 4.0
 TOKENS = "tokenizer.ggml."
-BYTE_LEVEL, SENTENCEPIECE = "gpt2", "llama"
+SENTENCEPIECE = "llama"
 
 
 class Metadata:
@@ -67,25 +67,15 @@ class Metadata:
             raise self._wrong(key, value, f"a list of {kind.__name__}")
         return cast("list[Item]", value)
 
-    @overload
-    def token_id(self, name: str, vocab_size: int) -> int | None: ...
-    @overload
-    def token_id(self, name: str, vocab_size: int, *, required: Literal[True]) -> int: ...
-    def token_id(self, name: str, vocab_size: int, *, required: bool = False) -> int | None:
+    def token_id(self, name: str, vocab_size: int) -> int | None:
         """An id below `vocab_size`. Files write -1 or its unsigned twin for "none"."""
         key = f"{TOKENS}{name}_token_id"
-        if key not in self._values and not required:
-            return None
-        token = self.whole(key)
+        token = self.whole(key, -1)
         if token in (-1, 0xFFFFFFFF):
             return None
         if not 0 <= token < vocab_size:
             raise ModelFileError(f"{self.path}: {key} is {token}, allowed are 0 to {vocab_size - 1}. {DAMAGED}")
         return token
-
-    def eos_ids(self, vocab_size: int) -> tuple[int, ...]:
-        ids = [self.token_id(name, vocab_size) for name in ("eos", "eot", "eom")]
-        return tuple(dict.fromkeys(token for token in ids if token is not None))
 
     def _get(self, key: str, default: Value | None) -> Value:
         value = self._values.get(key, default)
@@ -117,6 +107,8 @@ def read_vocabulary(metadata: Metadata, vocab_size: int) -> GGUFVocabulary:
         scores=scores,
         bos_id=metadata.token_id("bos", vocab_size),
         eos_id=metadata.token_id("eos", vocab_size),
+        eot_id=metadata.token_id("eot", vocab_size),
+        eom_id=metadata.token_id("eom", vocab_size),
         unk_id=metadata.token_id("unknown", vocab_size),
         pad_id=metadata.token_id("padding", vocab_size),
         add_bos=metadata.boolean(TOKENS + "add_bos_token", model == SENTENCEPIECE),

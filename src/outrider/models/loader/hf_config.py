@@ -1,4 +1,4 @@
-"""The JSON files of a Hugging Face folder: configuration, end tokens and chat template."""
+"""The JSON files of a Hugging Face folder: configuration and chat template."""
 
 from __future__ import annotations
 
@@ -61,14 +61,6 @@ class JsonObject:
         if not isinstance(value, str):
             raise self._wrong(key, value, "text")
         return value
-
-    def token_ids(self, key: str) -> tuple[int, ...]:
-        """An id, a list of ids, or none at all."""
-        value = self.values.get(key)
-        ids = value if isinstance(value, list) else [] if value is None else [value]
-        if not all(type(item) is int and item >= 0 for item in ids):
-            raise self._wrong(key, value, "a token id or a list of them")
-        return tuple(ids)
 
     def child(self, key: str) -> JsonObject:
         """The object under `key`; empty if there is none."""
@@ -186,12 +178,6 @@ def _sliding_window(config: JsonObject, family: str, context: int) -> int | None
     if 0 < n_slid < n_layers:
         raise unknown_architecture(config.path.parent, f"{family} with a sliding window in {n_slid} of its layers")
     return window if n_slid else None
-
-
-def read_eos_ids(folder: Path, config: JsonObject, vocab_size: int) -> tuple[int, ...]:
-    generation = JsonObject.read(folder / "generation_config.json", optional=True)
-    ids = generation.token_ids("eos_token_id") + config.token_ids("eos_token_id")
-    return tuple(dict.fromkeys(token for token in ids if token < vocab_size))
 
 
 def read_chat_template(folder: Path) -> str | None:

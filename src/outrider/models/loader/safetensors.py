@@ -22,7 +22,6 @@ from outrider.models.loader.hf_config import (
     parse_object,
     read_chat_template,
     read_config,
-    read_eos_ids,
 )
 
 DTYPE_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
@@ -41,7 +40,7 @@ DERIVED = re.compile(r"model\.(layers\.[0-9]+\.self_attn\.)?rotary_emb\.inv_freq
 
 
 @dataclass(frozen=True, slots=True)
-class StoredTensor:
+class SafetensorsEntry:
     """A tensor's entry in a header."""
 
     file: Path
@@ -68,8 +67,6 @@ class SafetensorsCheckpoint:
         check_layout(self.path, self.config, {name: t.shape for name, t in self._tensors.items()}, unknown)
         self.tokenizer_source = TokenizerFolder(folder)
         self.chat_template = read_chat_template(folder)
-        self.eos_ids = read_eos_ids(folder, config, self.config.vocab_size)
-        self.bos_id = next(iter(config.token_ids("bos_token_id")), None)
         self.size_bytes = sum(tensor.stop - tensor.start for tensor in self._tensors.values())
         self.quantisation = Counter(tensor.dtype for tensor in self._tensors.values()).most_common(1)[0][0]
 
@@ -97,7 +94,7 @@ class SafetensorsCheckpoint:
         return tensor
 
 
-def read_header(file: Path) -> list[StoredTensor]:
+def read_header(file: Path) -> list[SafetensorsEntry]:
     """Raises ModelFileError, one line, for anything in the header that does not hold."""
     try:
         size = file.stat().st_size
@@ -121,7 +118,7 @@ def read_header(file: Path) -> list[StoredTensor]:
         raise _damaged(file, str(error).splitlines()[0][:120]) from None
 
 
-def _entry(file: Path, name: str, entry: object, data_bytes: int) -> StoredTensor:
+def _entry(file: Path, name: str, entry: object, data_bytes: int) -> SafetensorsEntry:
     fields = entry if isinstance(entry, dict) else {}
     dtype, shape, offsets = fields.get("dtype"), fields.get("shape"), fields.get("data_offsets")
     if not isinstance(dtype, str) or not _naturals(shape) or not _naturals(offsets) or len(offsets) != 2:
@@ -139,7 +136,7 @@ def _entry(file: Path, name: str, entry: object, data_bytes: int) -> StoredTenso
             break
     if not start <= stop <= data_bytes or stop - start != need:
         raise _damaged(file, f"tensor {name[:80]!r} does not fill bytes {start} to {stop} of {data_bytes}")
-    return StoredTensor(file, name, dtype, tuple(shape), start, stop)
+    return SafetensorsEntry(file, name, dtype, tuple(shape), start, stop)
 
 
 def _naturals(value: object) -> TypeGuard[list[int]]:
@@ -174,9 +171,11 @@ def _files(folder: Path, only: str | None) -> list[Path]:
     return files
 
 
-def _canonical(folder: Path, stored: list[StoredTensor], tied: bool) -> tuple[dict[str, StoredTensor], list[str]]:
+def _canonical(
+    folder: Path, stored: list[SafetensorsEntry], tied: bool
+) -> tuple[dict[str, SafetensorsEntry], list[str]]:
     """The tensors by canonical name, and the stored names that have none. A tied head's copy is left out."""
-    tensors: dict[str, StoredTensor] = {}
+    tensors: dict[str, SafetensorsEntry] = {}
     unknown: list[str] = []
     for tensor in stored:
         match = LAYER.fullmatch(tensor.name)
