@@ -210,13 +210,14 @@ def test_a_long_conversation_stays_within_the_bounds():
 
 def test_a_model_without_a_template_gets_chatml_with_the_reason():
     plain = ChatTemplate.for_tokenizer(None, TOY)
-    assert plain.source == CHATML
+    assert (plain.source, plain.is_own) == (CHATML, False)
     assert "no tokens of this model" in plain.reason
     marked = Tokenizer.from_gguf(byte_level_vocabulary(extra=(("<|im_start|>", 3),)))
     assert "vocabulary has ChatML" in ChatTemplate.for_tokenizer(None, marked).reason
     own = ChatTemplate.for_tokenizer("{{ bos_token }}{{ eos_token }}", TOY)
     assert own.render([USER]) == "<|begin|><|im_end|>"
-    assert own.reason == "the model's own"
+    assert (own.is_own, own.reason) == (True, "the model's own")
+    assert ChatTemplate.for_tokenizer(CHATML, TOY).is_own
 
 
 def test_the_template_of_a_folder(tmp_path):
@@ -233,5 +234,5 @@ def test_the_template_of_a_folder(tmp_path):
     assert source() == "three"
     (tmp_path / "chat_template.jinja").unlink()
     config.write_text("[]")
-    with pytest.raises(ModelFileError, match="cannot be read"):
+    with pytest.raises(ModelFileError, match="its JSON is a list, expected an object"):
         source()

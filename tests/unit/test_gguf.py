@@ -1,5 +1,6 @@
 """Reading GGUF files: names, rotary order, configuration, and one clear line for what is wrong."""
 
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,10 @@ import pytest
 import torch
 
 from outrider.errors import ModelFileError, ModelNotFoundError
-from outrider.models.loader.checkpoint import GGUFVocabulary, UnknownArchitectureError, open_checkpoint
+from outrider.models.attention import inverse_frequencies
+from outrider.models.loader.checkpoint import GGUFVocabulary, RopeScaling, UnknownArchitectureError, open_checkpoint
+from outrider.models.loader.dequantise import FORMATS, dequantise
+from outrider.models.tokenizer import Tokenizer
 from tests.tiny_gguf import TOKENS, VOCAB, D, metadata, shapes, tiny_gguf, write
 
 
@@ -36,6 +40,50 @@ def test_only_llama_rows_are_reordered(tmp_path: Path, architecture: str) -> Non
     assert (order is None) == (architecture == "qwen2")
 
 
+def test_the_ends_that_the_file_states_reach_the_tokenizer(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.of(open_checkpoint(write(tmp_path, tiny_gguf())))
+    assert tokenizer.eos_ids == (2, 1)
+
+
+BIASES: dict[str, tuple[int, ...]] = {
+    f"blk.{layer}.attn_{part}.bias": (rows,) for layer in range(2) for part, rows in (("q", 32), ("k", 16), ("v", 16))
+}
+
+
+def test_biases_of_a_llama_file_are_reordered_like_their_rows(tmp_path: Path) -> None:
+    checkpoint = open_checkpoint(write(tmp_path, tiny_gguf(tensors=shapes() | BIASES)))
+    assert checkpoint.config.qkv_bias
+    halves = [*range(0, 16, 2), *range(1, 16, 2)]
+    assert checkpoint.tensor("layers.1.k.bias", torch.float32).tolist() == halves
+    assert checkpoint.tensor("layers.1.q.bias", torch.float32).tolist() == halves + [16 + row for row in halves]
+    assert checkpoint.tensor("layers.1.v.bias", torch.float32).tolist() == list(range(16))
+
+
+def test_a_quantised_bias_is_decoded_before_its_values_are_reordered() -> None:
+    blocks = struct.pack("<e32b", 0.5, *range(-16, 16)) + struct.pack("<e32b", 0.25, *range(32))
+    data, order = torch.frombuffer(bytearray(blocks), dtype=torch.uint8), torch.arange(63, -1, -1)
+    exact = torch.cat([torch.arange(-16, 16) * 0.5, torch.arange(32) * 0.25])
+    assert torch.equal(dequantise(data, FORMATS[8], (64,), torch.float32, order), exact.flip(0))
+
+
+def test_the_factors_of_llama_3_give_its_scaling_back(tmp_path: Path) -> None:
+    def scaling(factors: list[float]) -> RopeScaling | None:
+        content = tiny_gguf(tensors=shapes() | {"rope_freqs.weight": (8,)})
+        # The tiny writer counts 0, 1, 2 ... in a tensor; this one is the file's last.
+        assert content.endswith(struct.pack("<8f", *range(8)))
+        return open_checkpoint(write(tmp_path, content[:-32] + struct.pack("<8f", *factors))).config.rope_scaling
+
+    written = RopeScaling("llama3", 8.0, 8192, 1.0, 4.0)
+    plain = inverse_frequencies(16, 10000.0, None)
+    factors = (plain / inverse_frequencies(16, 10000.0, written)).tolist()
+    assert 1.0 in factors
+    assert any(1.0 < factor < 8.0 for factor in factors)
+    assert scaling(factors) == written
+    assert scaling([1.0] * 8) is None
+    with pytest.raises(ModelFileError, match="not those of Llama 3's scaling"):
+        scaling([*factors[:-1], 5.0])
+
+
 SHAPES = shapes()
 BAD: dict[str, tuple[bytes, str]] = {
     "empty": (b"", "empty"),
@@ -54,6 +102,13 @@ BAD: dict[str, tuple[bytes, str]] = {
     "layers": (tiny_gguf(metadata(llama__block_count=4_000_000_000)), "n_layers"),
     "no epsilon": (tiny_gguf(metadata(llama__attention__layer_norm_rms_epsilon=None)), "missing"),
     "text for number": (tiny_gguf(metadata(llama__context_length="64")), "expected a whole number"),
+    "one bias of three": (tiny_gguf(tensors=SHAPES | {"blk.0.attn_q.bias": (32,)}), r"lacks .*layers\.0\.k\.bias"),
+    "output bias": (tiny_gguf(tensors=SHAPES | BIASES | {"blk.0.attn_output.bias": (32,)}), r"layers\.0\.o\.bias"),
+    "eot": (tiny_gguf(metadata(tokenizer__ggml__eot_token_id=5)), "eot_token_id is 5, allowed are 0 to 4"),
+    "rotary factors": (
+        tiny_gguf(tensors=SHAPES | {"rope_freqs.weight": (4,)}),
+        "4 rotary factors .* not those of Llama 3's scaling",
+    ),
     "eos": (tiny_gguf(metadata(tokenizer__ggml__eos_token_id=99)), "allowed are 0 to 4"),
     "alignment": (tiny_gguf(metadata(general__alignment=24)), "alignment is 24"),
     "yarn": (

@@ -9,6 +9,7 @@ from pathlib import Path
 from jinja2.exceptions import SecurityError, TemplateSyntaxError
 
 from outrider.errors import ModelFileError, OutriderError, RequestError
+from outrider.models.loader.hf_config import read_chat_template
 from outrider.models.template_sandbox import (
     MAX_CHARS,
     BoundedEnvironment,
@@ -27,10 +28,19 @@ CHATML = (
 
 
 class ChatTemplate:
-    """A compiled template. Immutable, safe to share between threads. `reason` says where it comes from."""
+    """A compiled template. Immutable, safe to share between threads.
+
+    `is_own`: the model brings it; False for the built-in ChatML. `reason` says the same for a person.
+    """
 
     def __init__(
-        self, source: str, *, bos_token: str = "", eos_token: str = "", reason: str = "the model's own"
+        self,
+        source: str,
+        *,
+        bos_token: str = "",
+        eos_token: str = "",
+        is_own: bool = True,
+        reason: str = "the model's own",
     ) -> None:
         """Raises `ModelFileError` if `source` is no jinja template or uses what is not allowed."""
         if len(source) > MAX_SOURCE_CHARS:
@@ -39,6 +49,7 @@ class ChatTemplate:
                 "Give another template"
             )
         self.source = source
+        self.is_own = is_own
         self.reason = reason
         self._names = {"bos_token": bos_token, "eos_token": eos_token}
         try:
@@ -56,22 +67,20 @@ class ChatTemplate:
     @classmethod
     def for_tokenizer(cls, source: str | None, tokenizer: Tokenizer) -> ChatTemplate:
         """The model's template, or the built-in ChatML if it has none."""
-        names = {
-            "bos_token": _text_of(tokenizer, tokenizer.bos_id),
-            "eos_token": _text_of(tokenizer, next(iter(tokenizer.eos_ids), None)),
-        }
+        bos = _text_of(tokenizer, tokenizer.bos_id)
+        eos = _text_of(tokenizer, next(iter(tokenizer.eos_ids), None))
         if source is not None:
-            return cls(source, **names)
+            return cls(source, bos_token=bos, eos_token=eos)
         marks = [tokenizer.token_id(mark) for mark in ("<|im_start|>", "<|im_end|>")]
         reason = "the model has no chat template; ChatML, because its vocabulary has ChatML's markers"
         if None in marks:
             reason = "the model has no chat template; ChatML as plain text: its markers are no tokens of this model"
-        return cls(CHATML, **names, reason=reason)
+        return cls(CHATML, bos_token=bos, eos_token=eos, is_own=False, reason=reason)
 
     @classmethod
     def from_folder(cls, path: str | Path, tokenizer: Tokenizer) -> ChatTemplate:
         """From `chat_template.jinja`, or `tokenizer_config.json`, of a Hugging Face folder; else ChatML."""
-        return cls.for_tokenizer(_folder_source(Path(path)), tokenizer)
+        return cls.for_tokenizer(read_chat_template(Path(path)), tokenizer)
 
     def render(
         self,
@@ -194,23 +203,6 @@ def _as_object(arguments: object) -> object:
         return json.loads(arguments)
     except (ValueError, RecursionError):
         return arguments
-
-
-def _folder_source(folder: Path) -> str | None:
-    file = folder / "chat_template.jinja"
-    if file.is_file():
-        return file.read_text("utf-8")
-    file = folder / "tokenizer_config.json"
-    if not file.is_file():
-        return None
-    try:
-        source = json.loads(file.read_text("utf-8")).get("chat_template")
-    except (ValueError, AttributeError, RecursionError) as error:
-        raise ModelFileError(f"{file} cannot be read: {_one_line(error)}. Download it again") from None
-    if isinstance(source, list):
-        named = {item.get("name"): item.get("template") for item in source if isinstance(item, dict)}
-        source = named.get("default")
-    return source if isinstance(source, str) else None
 
 
 def _text_of(tokenizer: Tokenizer, token_id: int | None) -> str:

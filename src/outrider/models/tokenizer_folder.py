@@ -10,6 +10,7 @@ from typing import Literal
 from tokenizers import Tokenizer as Backend
 
 from outrider.errors import ModelFileError
+from outrider.models.loader.hf_config import JsonObject
 
 Spelling = Literal["byte_level", "sentencepiece"]
 
@@ -76,11 +77,11 @@ def special_roles(folder: Path, vocabulary: Mapping[str, int], n_ids: int) -> tu
     ends: list[int] = []
     bos_id: int | None = None
     for name in ("generation_config.json", "config.json"):
-        settings = _read_json(folder / name)
+        settings = JsonObject.read(folder / name, optional=True).values
         ends += _as_ids(settings.get("eos_token_id"))
         if bos_id is None:
             bos_id = next(iter(_as_ids(settings.get("bos_token_id"))), None)
-    settings = _read_json(folder / "tokenizer_config.json")
+    settings = JsonObject.read(folder / "tokenizer_config.json", optional=True).values
     bos_id = _named(settings, "bos_token", vocabulary, bos_id)
     end_id = _named(settings, "eos_token", vocabulary, None)
     ends += [] if end_id is None else [end_id]
@@ -88,18 +89,6 @@ def special_roles(folder: Path, vocabulary: Mapping[str, int], n_ids: int) -> tu
         if not 0 <= value < n_ids:
             raise ModelFileError(f"{folder}: special token id {value} is outside the vocabulary of {n_ids} ids")
     return bos_id, ends
-
-
-def _read_json(file: Path) -> dict[str, object]:
-    if not file.is_file():
-        return {}
-    try:
-        content = json.loads(file.read_text("utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ModelFileError(f"{file} is not valid JSON: {error}. Download it again") from None
-    if not isinstance(content, dict):
-        raise ModelFileError(f"{file} holds a {type(content).__name__}; a JSON object is needed. Download it again")
-    return content
 
 
 def _as_ids(value: object) -> list[int]:

@@ -85,6 +85,8 @@ def dequantise(
     Exact in float32, then rounded once. In torch a few rows at a time, so that little more memory than the result's is
     needed; in C++ on all threads.
     """
+    if row_order is not None and len(shape) == 1:
+        return dequantise(data, kind, shape, dtype)[row_order]
     if row_order is not None:
         # numpy's indexing, because torch's would wake all threads for a few microseconds of work
         data = torch.from_numpy(data.view(shape[0], -1).numpy()[row_order.numpy()]).view(-1)
