@@ -1,6 +1,7 @@
 #include <cstring>
 #include <stdexcept>
 
+#include "bfloat16.h"
 #include "blocks.h"
 #include "pool.h"
 
@@ -22,14 +23,6 @@ float half_to_float(const std::uint8_t* at) {
   float value;
   std::memcpy(&value, &wide, sizeof(value));
   return value;
-}
-
-// Rounds to nearest, ties to even; NaN stays NaN.
-std::uint16_t to_bf16(float value) {
-  std::uint32_t bits;
-  std::memcpy(&bits, &value, sizeof(bits));
-  if ((bits & 0x7fffffffu) > 0x7f800000u) return std::uint16_t(bits >> 16 | 64);
-  return std::uint16_t((bits + 0x7fffu + (bits >> 16 & 1)) >> 16);
 }
 
 // In the reference's order of operations, so that float32 results agree bit for bit.

@@ -14,13 +14,14 @@ namespace outrider {
 
 enum class Dtype : int { kF32 = 0, kBf16 = 1 };
 
-// y[m][n] = bias[n] + sum over k of x[m][k] w[n][k]; `packed` is the result of `pack`; bias may be null.
+// y[m][n] = bias[n] + sum over k of x[m][k] w[n][k]; `packed` is the result of `pack`; bias may be null; rows of y are
+// `y_step` apart.
 struct LinearJob {
   const void* packed;
   const float* bias;
   const float* x;
   float* y;
-  std::size_t rows, n, k;
+  std::size_t rows, n, k, y_step;
   Dtype dtype;
 };
 
@@ -30,7 +31,7 @@ struct QuantLinearJob {
   const float* bias;
   const float* x;
   float* y;
-  std::size_t rows, n, k, panel_bytes;
+  std::size_t rows, n, k, y_step, panel_bytes;
   GgmlType type;
 };
 
@@ -54,7 +55,7 @@ struct Kernels {
   void (*pack)(const void* weight, void* packed, std::size_t n, std::size_t k, Dtype dtype);
   void (*linear)(const LinearJob& job);
   void (*quant_linear)(const QuantLinearJob& job);
-  // x += delta, unless delta is null; out = x / rms(x) * weight.
+  // x += delta, unless delta is null; out = x / rms(x) * weight; out may be x.
   void (*rms_norm)(float* x, const float* delta, const float* weight, float* out, std::size_t rows, std::size_t k, float eps);
   // gate_up[m] is (gate, up), each `width` long.
   void (*swiglu)(const float* gate_up, float* out, std::size_t rows, std::size_t width);

@@ -88,16 +88,16 @@ void panel_chunk(const LinearJob& job, std::size_t panel, std::size_t m0, std::s
   for (std::size_t b = 0; b < blocks; ++b) {
     const std::size_t row = m0 + (m1 - m0) * b / blocks;
     const std::size_t rows = m0 + (m1 - m0) * (b + 1) / blocks - row;
-    float* y = job.y + row * job.n + column;
+    float* y = job.y + row * job.y_step + column;
     const float* from = k0 ? y : job.bias ? job.bias + column : nullptr;
-    const std::size_t from_step = k0 ? job.n : 0;
+    const std::size_t from_step = k0 ? job.y_step : 0;
     const float* x = job.x + row * job.k + k0;
     if (columns == kPanel && b == 0 && job.rows <= kStreamRows) {
-      tile_of<true>(rows, x, job.k, w, k1 - k0, from, from_step, y, job.n);
+      tile_of<true>(rows, x, job.k, w, k1 - k0, from, from_step, y, job.y_step);
     } else if (columns == kPanel) {
-      tile_of<false>(rows, x, job.k, w, k1 - k0, from, from_step, y, job.n);
+      tile_of<false>(rows, x, job.k, w, k1 - k0, from, from_step, y, job.y_step);
     } else {
-      edge_tile(rows, columns, x, job.k, w, k1 - k0, from, from_step, y, job.n);
+      edge_tile(rows, columns, x, job.k, w, k1 - k0, from, from_step, y, job.y_step);
     }
   }
 }

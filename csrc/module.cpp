@@ -12,6 +12,7 @@
 #include "cpu.h"
 #include "pool.h"
 #include "scratch.h"
+#include "stack.h"
 
 namespace nb = nanobind;
 
@@ -34,6 +35,17 @@ void require(bool holds, const char* what, std::size_t row) {
   if (!holds) throw std::out_of_range(std::string(what) + " of row " + std::to_string(row) + " is outside the tensor");
 }
 
+void require_positions(const std::int64_t* positions, std::size_t rows, std::size_t table) {
+  for (std::size_t row = 0; row < rows; ++row) require(positions[row] >= 0 && as_size(positions[row]) < table, "position", row);
+}
+
+void require_sight(const std::int32_t* lengths, const std::int32_t* starts, std::size_t rows, std::size_t slots, std::size_t positions) {
+  for (std::size_t row = 0; row < rows; ++row) {
+    require(lengths[row] >= 0 && as_size(lengths[row]) + slots <= positions, "length", row);
+    require(!starts || (starts[row] >= 0 && starts[row] <= lengths[row]), "start", row);
+  }
+}
+
 void dequantise_at(Address raw, Address out, std::size_t values, int type, int dtype) {
   nb::gil_scoped_release release;
   dequantise(at<std::uint8_t>(raw), at<void>(out), values, static_cast<GgmlType>(type), static_cast<Dtype>(dtype));
@@ -44,6 +56,7 @@ class Level {
   explicit Level(const std::string& name) : name_(name), kernels_(kernels_of(name)) {}
 
   const std::string& name() const { return name_; }
+  const Kernels& kernels() const { return kernels_; }
   std::size_t panel() const { return kernels_.panel; }
 
   void pack(Address weight, Address packed, std::size_t n, std::size_t k, int dtype) const {
@@ -54,7 +67,7 @@ class Level {
   }
 
   void linear(Address packed, Address bias, Address x, Address y, std::size_t rows, std::size_t n, std::size_t k, int dtype) const {
-    const LinearJob job{at<void>(packed), at<float>(bias), at<float>(x), at<float>(y), rows, n, k, static_cast<Dtype>(dtype)};
+    const LinearJob job{at<void>(packed), at<float>(bias), at<float>(x), at<float>(y), rows, n, k, n, static_cast<Dtype>(dtype)};
     if (rows * n * k < kLongCall) return kernels_.linear(job);
     nb::gil_scoped_release release;
     kernels_.linear(job);
@@ -62,7 +75,7 @@ class Level {
 
   // Bytes of whole panels of `n` columns.
   std::size_t quant_bytes(std::size_t n, std::size_t k, int type) const {
-    return (n + kernels_.quant_panel - 1) / kernels_.quant_panel * panel_bytes(k, type);
+    return (n + kernels_.quant_panel - 1) / kernels_.quant_panel * quant_panel_bytes(k, type);
   }
 
   void quant_pack(Address raw, Address packed, std::size_t n, std::size_t k, int type) const {
@@ -73,8 +86,8 @@ class Level {
 
   void quant_linear(Address packed, Address bias, Address x, Address y, std::size_t rows, std::size_t n, std::size_t k,
                     int type) const {
-    const QuantLinearJob job{at<std::uint8_t>(packed), at<float>(bias), at<float>(x), at<float>(y), rows, n, k,
-                             panel_bytes(k, type), static_cast<GgmlType>(type)};
+    const QuantLinearJob job{at<std::uint8_t>(packed), at<float>(bias), at<float>(x), at<float>(y), rows, n, k, n,
+                             quant_panel_bytes(k, type), static_cast<GgmlType>(type)};
     if (rows * n * k < kLongCall) return kernels_.quant_linear(job);
     nb::gil_scoped_release release;
     kernels_.quant_linear(job);
@@ -91,7 +104,7 @@ class Level {
   void rope(Address x, Address cos, Address sin, Address positions, std::size_t table, std::size_t rows, std::size_t step,
             std::size_t heads, std::size_t width) const {
     const std::int64_t* position = at<std::int64_t>(positions);
-    for (std::size_t row = 0; row < rows; ++row) require(position[row] >= 0 && as_size(position[row]) < table, "position", row);
+    require_positions(position, rows, table);
     kernels_.rope(at<float>(x), at<float>(cos), at<float>(sin), position, rows, step, heads, width);
   }
 
@@ -100,24 +113,80 @@ class Level {
                  std::size_t kv_heads, std::size_t width, int dtype) const {
     const std::int32_t* length = at<std::int32_t>(lengths);
     const std::int32_t* start = at<std::int32_t>(starts);
-    for (std::size_t row = 0; row < rows; ++row) {
-      require(length[row] >= 0 && as_size(length[row]) + slots <= positions, "length", row);
-      require(!start || (start[row] >= 0 && start[row] <= length[row]), "start", row);
-    }
+    require_sight(length, start, rows, slots, positions);
     const AttentionJob job{at<float>(q), at<void>(keys), at<void>(values), at<float>(out), length, start,
                            at<std::uint8_t>(ancestors), rows, q_step, slots, heads, kv_heads, width, static_cast<Dtype>(dtype)};
     kernels_.attention(job);
   }
 
  private:
-  std::size_t panel_bytes(std::size_t k, int type) const {
-    const BlockShape shape = block_shape(static_cast<GgmlType>(type));
-    return k / shape.inputs * shape.packed_bytes() * kernels_.quant_panel;
+  std::size_t quant_panel_bytes(std::size_t k, int type) const {
+    return panel_bytes(k, kernels_.quant_panel, static_cast<GgmlType>(type));
   }
 
   std::string name_;
   const Kernels& kernels_;
 };
+
+constexpr std::size_t kSpanFields = 7;
+
+StackSpan span_of(const std::int64_t* field) {
+  const auto address = [](std::int64_t number) { return static_cast<Address>(number); };
+  return StackSpan{as_size(field[0]), at<void>(address(field[1])), as_size(field[2]), as_size(field[3]),
+                   at<std::int32_t>(address(field[4])), at<std::int32_t>(address(field[5])), at<std::uint8_t>(address(field[6]))};
+}
+
+std::vector<StackSpan> spans_of(const std::vector<std::int64_t>& fields, std::size_t rows) {
+  std::vector<StackSpan> spans;
+  std::size_t covered = 0;
+  for (std::size_t i = 0; i + kSpanFields <= fields.size(); i += kSpanFields) {
+    const StackSpan span = span_of(fields.data() + i);
+    require(span.length + span.rows <= span.positions, "cache row", covered);
+    require_sight(span.lengths, span.starts, span.rows, span.ancestors ? span.rows : 0, span.positions);
+    covered += span.rows;
+    spans.push_back(span);
+  }
+  require(covered == rows, "span", covered);
+  return spans;
+}
+
+std::vector<Matrix>& role_of(StackLayer& layer, const std::string& role) {
+  if (role == "qkv") return layer.qkv;
+  if (role == "o") return layer.o;
+  if (role == "gate_up") return layer.gate_up;
+  if (role == "down") return layer.down;
+  throw std::invalid_argument("no matrix of a layer is called '" + role + "'");
+}
+
+Stack new_stack(const Level& level, std::size_t hidden, std::size_t feed, std::size_t heads, std::size_t kv_heads,
+                std::size_t width, float eps, int cache) {
+  return Stack(level.kernels(), {hidden, feed, heads, kv_heads, width, eps, static_cast<Dtype>(cache)});
+}
+
+void stack_layer(Stack& stack, Address attention_norm, Address q_norm, Address k_norm, Address feed_norm) {
+  stack.add({at<float>(attention_norm), at<float>(q_norm), at<float>(k_norm), at<float>(feed_norm), {}, {}, {}, {}});
+}
+
+void stack_linear(Stack& stack, const std::string& role, Address packed, Address bias, std::size_t n, std::size_t k, int dtype) {
+  role_of(stack.last_layer(), role)
+      .push_back({at<void>(packed), at<float>(bias), n, k, 0, static_cast<Dtype>(dtype), GgmlType{}});
+}
+
+void stack_quant_linear(Stack& stack, const std::string& role, Address packed, Address bias, std::size_t n, std::size_t k, int type) {
+  const GgmlType ggml_type = static_cast<GgmlType>(type);
+  const std::size_t bytes = panel_bytes(k, stack.kernels().quant_panel, ggml_type);
+  role_of(stack.last_layer(), role).push_back({at<void>(packed), at<float>(bias), n, k, bytes, Dtype::kF32, ggml_type});
+}
+
+void run_stack(const Stack& stack, Address x, Address out, std::size_t rows, Address cos, Address sin, std::size_t table,
+               Address positions, const std::vector<std::int64_t>& spans, const std::vector<std::size_t>& taps, Address features) {
+  require_positions(at<std::int64_t>(positions), rows, table);
+  const StackPass pass{at<float>(x), at<float>(out), rows, at<float>(cos), at<float>(sin), at<std::int64_t>(positions),
+                       spans_of(spans, rows), taps, at<float>(features)};
+  if (rows * stack.row_work() < kLongCall) return stack.run(pass);
+  nb::gil_scoped_release release;
+  stack.run(pass);
+}
 
 }  // namespace
 
@@ -139,7 +208,14 @@ NB_MODULE(_kernels, m) {
       .def("rms_norm", &Level::rms_norm)
       .def("swiglu", &Level::swiglu)
       .def("rope", &Level::rope)
-      .def("attention", &Level::attention);
+      .def("attention", &Level::attention)
+      .def("stack", &new_stack);
+  nb::class_<Stack>(m, "Stack")
+      .def("layer", &stack_layer)
+      .def("linear", &stack_linear)
+      .def("quant_linear", &stack_quant_linear)
+      .def("last_norm", [](Stack& stack, Address norm) { stack.set_last_norm(at<float>(norm)); })
+      .def("run", &run_stack);
 }
 
 }  // namespace outrider

@@ -178,6 +178,11 @@ BlockShape block_shape(GgmlType type) {
   throw std::invalid_argument("ggml type " + std::to_string(static_cast<int>(type)) + " has no kernel");
 }
 
+std::size_t panel_bytes(std::size_t k, std::size_t panel, GgmlType type) {
+  const BlockShape shape = block_shape(type);
+  return k / shape.inputs * shape.packed_bytes() * panel;
+}
+
 void pack_quantised(const std::uint8_t* raw, std::uint8_t* packed, std::size_t n, std::size_t k, std::size_t panel, GgmlType type) {
   const PackTasks tasks{raw, packed, n, k, panel, type, block_shape(type)};
   run_tasks((n + panel - 1) / panel, pack_panel, &tasks);

@@ -36,6 +36,9 @@ struct BlockShape {
 // Throws std::invalid_argument for a type that has no kernel.
 BlockShape block_shape(GgmlType type);
 
+// Packed bytes of `panel` columns of k inputs.
+std::size_t panel_bytes(std::size_t k, std::size_t panel, GgmlType type);
+
 // `raw` is n rows of k inputs as the file has them; `packed` takes whole panels. Works on all threads.
 void pack_quantised(const std::uint8_t* raw, std::uint8_t* packed, std::size_t n, std::size_t k, std::size_t panel, GgmlType type);
 

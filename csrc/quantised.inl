@@ -234,7 +234,7 @@ void quant_panel_block(const QuantTasks& tasks, std::size_t panel, std::size_t b
   alignas(64) float out[kQuantRows * Vec::kLanes];
   tasks.tile_of(rows.count, job.packed + panel * job.panel_bytes, x, groups, ahead, out);
   for (std::size_t r = 0; r < rows.count; ++r) {
-    float* y = job.y + (rows.first + r) * job.n + column;
+    float* y = job.y + (rows.first + r) * job.y_step + column;
     for (std::size_t j = 0; j < columns; ++j) y[j] = out[r * Vec::kLanes + j] + (job.bias ? job.bias[column + j] : 0.0f);
   }
 }

@@ -3,15 +3,20 @@
 from outrider.kernels.dispatch import active_level, available, fast_calls, set_threads, threads, why
 from outrider.kernels.ops import PackedLinear, add_rms_norm_, attention, pack_linear, rms_norm, rope_, swiglu
 from outrider.kernels.quantised import QUANTISED_TYPES, QuantisedLinear, can_dequantise, dequantise, pack_quantised
+from outrider.kernels.stack import CacheRows, Stack, StackLayer, build_stack
 
 __all__ = [
     "QUANTISED_TYPES",
+    "CacheRows",
     "PackedLinear",
     "QuantisedLinear",
+    "Stack",
+    "StackLayer",
     "active_level",
     "add_rms_norm_",
     "attention",
     "available",
+    "build_stack",
     "can_dequantise",
     "dequantise",
     "fast_calls",

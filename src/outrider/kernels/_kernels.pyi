@@ -1,5 +1,7 @@
 """The C++ extension: addresses (tensor.data_ptr(), 0 for none) and sizes. Dtype codes: 0 float32, 1 bfloat16."""
 
+from collections.abc import Sequence
+
 def available_levels() -> list[str]: ...
 def set_threads(count: int) -> None: ...
 def threads() -> int: ...
@@ -39,5 +41,28 @@ class Level:
         kv_heads: int,
         width: int,
         dtype: int,
+        /,
+    ) -> None: ...
+    def stack(
+        self, hidden: int, feed: int, heads: int, kv_heads: int, width: int, eps: float, cache_dtype: int, /
+    ) -> Stack: ...
+
+class Stack:
+    def layer(self, attention_norm: int, q_norm: int, k_norm: int, feed_norm: int, /) -> None: ...
+    def linear(self, role: str, packed: int, bias: int, n: int, k: int, dtype: int, /) -> None: ...
+    def quant_linear(self, role: str, packed: int, bias: int, n: int, k: int, type: int, /) -> None: ...
+    def last_norm(self, norm: int, /) -> None: ...
+    def run(
+        self,
+        x: int,
+        out: int,
+        rows: int,
+        cos: int,
+        sin: int,
+        table: int,
+        positions: int,
+        spans: Sequence[int],
+        taps: Sequence[int],
+        features: int,
         /,
     ) -> None: ...

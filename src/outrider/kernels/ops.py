@@ -8,14 +8,19 @@ Shapes: as in reference.py.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
 from outrider.kernels import reference
 from outrider.kernels.dispatch import CALLS, CHOICE, DTYPE_CODE
 
+if TYPE_CHECKING:
+    from outrider.kernels._kernels import Level, Stack
+
 _LEVEL = CHOICE.level
-_HEAD_STEP = 16
+HEAD_STEP = 16
 """Head widths that the attention kernel takes are multiples of the widest vector."""
 
 
@@ -42,6 +47,15 @@ class PackedLinear:
     def nbytes(self) -> int:
         """Bytes held: packed weights (outputs rounded up to a panel) and bias."""
         return self._weight.nbytes + (0 if self._bias_N is None else self._bias_N.nbytes)
+
+    @property
+    def level(self) -> Level | None:
+        """For which the weights are packed; None where torch does the work."""
+        return self._level
+
+    def add_to(self, stack: Stack, role: str) -> None:
+        """Makes this one of the matrices called `role` of the latest layer of `stack`, which must not outlive it."""
+        stack.linear(role, self._weight_at, self._bias_at, self.out_features, self.in_features, self._code)
 
     def __call__(self, x_MK: Tensor) -> Tensor:
         """[M, N] float32."""
@@ -149,7 +163,7 @@ def rope_(q_MHD: Tensor, k_MGD: Tensor, cos_TR: Tensor, sin_TR: Tensor, position
 def _attention_fits(q_MHD: Tensor, keys_TGD: Tensor, values_TGD: Tensor) -> bool:
     cache_fits = all(t.is_contiguous() and t.dtype in DTYPE_CODE for t in (keys_TGD, values_TGD))
     same = keys_TGD.dtype == values_TGD.dtype and q_MHD.dtype == torch.float32
-    return cache_fits and same and q_MHD.shape[2] % _HEAD_STEP == 0 and _heads_together(q_MHD)
+    return cache_fits and same and q_MHD.shape[2] % HEAD_STEP == 0 and _heads_together(q_MHD)
 
 
 def attention(

@@ -7,12 +7,16 @@ from __future__ import annotations
 
 import importlib
 import math
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from outrider.kernels import ggml
 from outrider.kernels.dispatch import CALLS, CHOICE, DTYPE_CODE
+
+if TYPE_CHECKING:
+    from outrider.kernels._kernels import Level, Stack
 
 _LEVEL = CHOICE.level
 
@@ -46,6 +50,15 @@ class QuantisedLinear:
     def nbytes(self) -> int:
         """Bytes held: packed weights (outputs rounded up to a panel) and bias."""
         return self._store.nbytes + (0 if self._bias_N is None else self._bias_N.nbytes)
+
+    @property
+    def level(self) -> Level | None:
+        """For which the weights are packed; None where torch does the work."""
+        return self._level
+
+    def add_to(self, stack: Stack, role: str) -> None:
+        """Makes this one of the matrices called `role` of the latest layer of `stack`, which must not outlive it."""
+        stack.quant_linear(role, self._store_at, self._bias_at, self.out_features, self.in_features, self._number)
 
     def __call__(self, x_MK: Tensor) -> Tensor:
         """[M, N] float32. A row with a number that is not finite gives no finite number."""

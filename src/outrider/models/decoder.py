@@ -18,6 +18,7 @@ from torch import Tensor
 from outrider import kernels
 from outrider.core.protocols import EarlyExit, LanguageModel, Pass, Segment
 from outrider.errors import ConfigError
+from outrider.kernels import CacheRows, Stack, build_stack
 from outrider.models.attention import KERNEL_HEAD_STEP, Plan, Rope, attend, inverse_frequencies, plan_pass
 from outrider.models.kv import DecoderCache
 from outrider.models.linear import Embedding, Linear
@@ -30,6 +31,8 @@ class Decoder:
 
     One decoder serves any number of caches, from one thread at a time.
     """
+
+    trees = True
 
     def __init__(
         self,
@@ -59,6 +62,7 @@ class Decoder:
         self._fast = kernels.available() and on_cpu and self.config.head_dim % KERNEL_HEAD_STEP == 0
         frequencies_R = inverse_frequencies(self.config.head_dim, self.config.rope_theta, self.config.rope_scaling)
         self._rope = Rope(frequencies_R.to(self.device))
+        self._stack = self._build_stack()
 
     @classmethod
     def from_checkpoint(
@@ -123,6 +127,7 @@ class Decoder:
         exit_early = copy.copy(self)
         exit_early.layers = self.layers[:count]
         exit_early.name = f"{self.name}[:{count}]"
+        exit_early._stack = exit_early._build_stack()
         return exit_early
 
     def with_head_rows(self, ids: Seq[int]) -> Decoder:
@@ -132,15 +137,39 @@ class Decoder:
         narrow.vocab_size = len(ids)
         return narrow
 
+    def _build_stack(self) -> Stack | None:
+        """All layers as one call; None unless the kernels hold every matrix."""
+        packed = [layer.for_stack() for layer in self.layers]
+        whole = [layer for layer in packed if layer is not None]
+        if not self._fast or len(whole) < len(packed):
+            return None
+        config = self.config
+        heads = (config.n_heads, config.n_kv_heads, config.head_dim)
+        return build_stack(whole, self._norm_d, heads=heads, eps=config.norm_eps, cache_dtype=self.kv_dtype)
+
     @torch.inference_mode()
     def forward(self, segments: Seq[Segment], *, logits: bool = True, taps: Seq[int] = ()) -> Pass:
         """One pass; see `LanguageModel`. Feature blocks are the outputs of the layers `taps` (0-based)."""
         assert all(0 <= tap < self.n_layers for tap in taps), f"taps {list(taps)} of {self.n_layers} layers"
-        config, eps = self.config, self.config.norm_eps
         plan = plan_pass(
-            segments, self._rope, context_length=self.context_length, window=config.sliding_window, fast=self._fast
+            segments, self._rope, context_length=self.context_length, window=self.config.sliding_window, fast=self._fast
         )
         x_Md = self._embedding(plan.tokens_M)
+        run = self._layers_one_by_one if self._stack is None else self._layers_at_once
+        inner_Md, features_MF = run(x_Md, plan, taps)
+        return Pass(self._head(inner_Md) if logits else None, features_MF)
+
+    def _layers_at_once(self, x_Md: Tensor, plan: Plan, taps: Seq[int]) -> tuple[Tensor, Tensor | None]:
+        assert self._stack is not None, "these layers have no stack"
+        spans = [
+            CacheRows(s.stop - s.start, s.cache.store, s.length, s.lengths_m, s.starts_m, s.ancestors_mm)
+            for s in plan.spans
+        ]
+        return self._stack.run(x_Md, plan.positions_M, plan.cos_TR, plan.sin_TR, spans, taps)
+
+    def _layers_one_by_one(self, x_Md: Tensor, plan: Plan, taps: Seq[int]) -> tuple[Tensor, Tensor | None]:
+        """(normed output [M, d], features [M, F]); adds every layer's output to x in place. The stack's twin."""
+        eps = self.config.norm_eps
         inner_Md = kernels.rms_norm(x_Md, self.layers[0].attn_norm_d, eps)
         norms = [*(layer.attn_norm_d for layer in self.layers[1:]), self._norm_d]
         tapped: dict[int, Tensor] = {}
@@ -151,8 +180,7 @@ class Decoder:
             inner_Md = kernels.add_rms_norm_(x_Md, fed_Md, norms[index], eps)
             if index in taps:
                 tapped[index] = x_Md.clone()
-        features_MF = torch.cat([tapped[tap] for tap in taps], dim=-1) if taps else None
-        return Pass(self._head(inner_Md) if logits else None, features_MF)
+        return inner_Md, torch.cat([tapped[tap] for tap in taps], dim=-1) if taps else None
 
     def _attention(self, index: int, layer: Layer, inner_Md: Tensor, plan: Plan) -> Tensor:
         """[M, d]; writes the rows' keys and values into the caches."""

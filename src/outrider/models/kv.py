@@ -10,6 +10,7 @@ import itertools
 from collections.abc import Sequence as Seq
 
 import torch
+from torch import Tensor
 
 FIRST_CHUNK = 256
 
@@ -46,6 +47,11 @@ class DecoderCache:
     @property
     def capacity(self) -> int:
         return self._store.shape[2]
+
+    @property
+    def store(self) -> Tensor:
+        """[L, 2, T, G, D]: keys and values of all layers, spare room included; `reserve` may move it."""
+        return self._store
 
     @property
     def nbytes(self) -> int:

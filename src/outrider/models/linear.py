@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from outrider import kernels
+from outrider.kernels import PackedLinear, QuantisedLinear
 
 WIDEN_ROWS = 16
 """From this many rows on, widening bfloat16 weights to float32 is cheaper than torch's bfloat16 product on a CPU."""
@@ -60,6 +61,13 @@ class StackedLinear:
 
     def __call__(self, x_MK: Tensor) -> Tensor:
         return torch.cat([part(x_MK) for part in self.parts], dim=1)
+
+
+def packed_parts(linear: Linear) -> tuple[PackedLinear | QuantisedLinear, ...] | None:
+    """The kernels' layers that `linear` is made of; None if there is another among them."""
+    parts = linear.parts if isinstance(linear, StackedLinear) else [linear]
+    packed = tuple(part for part in parts if isinstance(part, PackedLinear | QuantisedLinear))
+    return packed if len(packed) == len(parts) else None
 
 
 class Embedding(Protocol):

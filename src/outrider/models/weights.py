@@ -13,7 +13,16 @@ import torch
 from torch import Tensor
 
 from outrider import kernels
-from outrider.models.linear import Embedding, Linear, QuantisedEmbedding, StackedLinear, TableEmbedding, make_linear
+from outrider.kernels import StackLayer
+from outrider.models.linear import (
+    Embedding,
+    Linear,
+    QuantisedEmbedding,
+    StackedLinear,
+    TableEmbedding,
+    make_linear,
+    packed_parts,
+)
 from outrider.models.loader.checkpoint import Checkpoint
 
 
@@ -29,6 +38,13 @@ class Layer:
     ffn_norm_d: Tensor
     gate_up: Linear
     down: Linear
+
+    def for_stack(self) -> StackLayer | None:
+        """The same layer as the kernels' stack takes it; None unless every matrix is packed."""
+        qkv, o, gate_up, down = (packed_parts(matrix) for matrix in (self.qkv, self.o, self.gate_up, self.down))
+        if qkv is None or o is None or gate_up is None or down is None:
+            return None
+        return StackLayer(self.attn_norm_d, qkv, self.q_norm_D, self.k_norm_D, o, self.ffn_norm_d, gate_up, down)
 
 
 class WeightReader:
