@@ -1,20 +1,20 @@
-"""Vocabularies for tests: small ones written out here, and those of GGUF files on disk."""
+"""Vocabularies for tests: small ones written out here, and those of the catalogue's GGUF files."""
 
-import os
 import struct
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-import pytest
 from hypothesis import settings
 
+from outrider.models.loader.catalogue import DEFAULT_MODEL
+from outrider.models.loader.sources import resolve
 from outrider.models.tokenizer import Tokenizer
 
 REPEATABLE = settings(deadline=None, derandomize=True, database=None)
-SMOLLM2 = "smollm2.gguf"
-QWEN_TARGET = "qwen2.5-coder-1.5b-instruct-q4_k_m.gguf"
-QWEN_DRAFT = "qwen2.5-coder-0.5b-instruct-q4_k_m.gguf"
+SMOLLM2 = DEFAULT_MODEL
+QWEN_TARGET = "qwen2.5-coder-1.5b"
+QWEN_DRAFT = "qwen2.5-coder-0.5b"
 
 
 @dataclass(frozen=True)
@@ -76,11 +76,8 @@ def sentencepiece_vocabulary(**changes: object) -> ToyVocabulary:
 
 
 def model_file(name: str) -> Path:
-    """A model file in the folder named by OUTRIDER_TEST_MODELS; skips the test where there is none."""
-    folder = os.environ.get("OUTRIDER_TEST_MODELS")
-    if folder is None or not (Path(folder) / name).is_file():
-        pytest.skip(f"set OUTRIDER_TEST_MODELS to a folder with {name}")
-    return Path(folder) / name
+    """The file of a catalogue model, which `make test` and `make test-pair` fetch before the tests begin."""
+    return resolve(name, offline=True)
 
 
 @cache
