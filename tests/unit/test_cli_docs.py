@@ -1,16 +1,19 @@
-"""docs/reference/cli.md names every command and option, and the help pages' figures are the engine's."""
+"""docs/reference/cli.md names every command, option and default, and the help pages' figures are the engine's."""
 
 import re
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
 
-from outrider.cli.main import COMMANDS, main
+from outrider.cli.main import COMMANDS, app_for, main
+from outrider.cli.measuring import Setup
 from outrider.core.registry import DRAFTERS, VERIFIERS
 from outrider.engine.llm import DEFAULT_DRAFTER, DEFAULT_K
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "cli.md"
 HELP_PAGES = [*([name] for name in COMMANDS), *(["models", name] for name in ("list", "pull", "info", "check"))]
+RUN_A_MODEL = ("generate", "chat", "demo", "verify", "bench")
 
 
 def help_page(capsys, *command):
@@ -20,10 +23,66 @@ def help_page(capsys, *command):
 
 @pytest.mark.parametrize("command", HELP_PAGES, ids=" ".join)
 def test_the_reference_names_every_option(capsys, command):
-    page = PAGE.read_text()
-    assert command[-1] in page
-    for option in set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", help_page(capsys, *command))) - {"--help"}:
-        assert option in page, option
+    options = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", help_page(capsys, *command))) - {"--help"}
+    assert options or command == ["models"]
+    named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", PAGE.read_text()))
+    assert options <= named
+
+
+def table_of_defaults():
+    """Command -> option -> what the page's table says; the options of commands that run a model."""
+    section = PAGE.read_text().split("## Options and their defaults")[1].split("\n## ")[0]
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in section.splitlines() if line.startswith("|")
+    ]
+    header, _, *rows = rows
+    assert header == ["option", *RUN_A_MODEL]
+    return {
+        command: {re.match(r"`(--[a-z-]+)`", row[0])[1]: row[column] for row in rows if row[column]}
+        for column, command in enumerate(RUN_A_MODEL, 1)
+    }
+
+
+def shown(default):
+    """An option's default as the page writes it; None where the page may choose its words."""
+    if default is None:
+        return None
+    if isinstance(default, bool):
+        return "on" if default else "off"
+    return f"{default:g}" if isinstance(default, (int, float)) else default
+
+
+@pytest.mark.parametrize("command", RUN_A_MODEL)
+def test_the_reference_tells_the_defaults_of_every_option(command):
+    written = table_of_defaults()[command]
+    parameters = get_command(app_for([command])).commands[command].params
+    real = {p.opts[0]: shown(p.default) for p in parameters if p.param_type_name == "option"}
+    assert set(written) == set(real)
+    for option, default in real.items():
+        assert default is None or written[option] == default, option
+
+
+def test_the_reference_tells_what_stands_in_for_no_value():
+    written = table_of_defaults()
+    setup = Setup.from_options(
+        drafter=None,
+        k="1",
+        category=None,
+        target="t",
+        draft_model=None,
+        rule="auto",
+        prompts=None,
+        limit=None,
+        chat=None,
+        dtype="auto",
+        threads=None,
+        offline=False,
+    )
+    for command in ("generate", "chat", "demo"):
+        assert written[command]["--k"] == str(DEFAULT_K)
+        assert written[command]["--drafter"] == f"{DEFAULT_DRAFTER} *"
+    for command in ("verify", "bench"):
+        assert written[command]["--drafter"] == f"{','.join(setup.drafters)} *"
 
 
 def test_help_tells_the_defaults_of_the_engine(capsys):

@@ -20,7 +20,6 @@ from outrider.core.verdict import Origin
 from outrider.engine.llm import DEFAULT_K, LLM, Prompt
 from outrider.engine.report import plan_json
 from outrider.engine.request import Result, Speculation, TokenEvent
-from outrider.models.chat_template import CHATML
 from outrider.models.loader.catalogue import DEFAULT_MODEL
 
 if TYPE_CHECKING:
@@ -145,7 +144,7 @@ def stream(
 
 def has_own_template(llm: LLM) -> bool:
     """Whether the model's files bring a chat template (otherwise a general one stands in)."""
-    return llm.template is not None and llm.template.source is not CHATML
+    return llm.template is not None and llm.template.is_own
 
 
 def messages(user: str, system: str | None) -> list[dict[str, object]]:
