@@ -110,7 +110,8 @@ class Stack:
         assert x_Md.is_contiguous(), "rows must follow one another"
         assert positions_M.shape == (rows,), f"positions {tuple(positions_M.shape)} of {rows} rows"
         assert positions_M.dtype == torch.int64, f"positions are {positions_M.dtype}"
-        assert cos_UR.shape == sin_UR.shape == (len(cos_UR), self._cache_shape[1] // 2), f"tables {tuple(cos_UR.shape)}"
+        table = cos_UR.shape[0]
+        assert cos_UR.shape == sin_UR.shape == (table, self._cache_shape[1] // 2), f"tables {tuple(cos_UR.shape)}"
         assert all(0 <= tap < self._depth for tap in taps), f"taps {list(taps)} of {self._depth} layers"
         fields = [field for span in spans for field in self._fields(span)]
         out_Md = torch.empty_like(x_Md)
@@ -121,7 +122,7 @@ class Stack:
             rows,
             cos_UR.data_ptr(),
             sin_UR.data_ptr(),
-            len(cos_UR),
+            table,
             positions_M.data_ptr(),
             fields,
             taps,
