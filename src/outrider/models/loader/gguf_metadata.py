@@ -136,7 +136,8 @@ def read_rope_scaling(
 
 
 def _llama3(path: Path, head_dim: int, theta: float, factors: list[float]) -> RopeScaling | None:
-    """The scaling whose factors these are (defined by the code that Meta published with Llama 3.1): the largest is the factor itself."""
+    """The scaling whose factors these are, as Meta's published code for Llama 3.1 defines it: the largest factor is
+    that of the scaling."""
     if all(factor == 1.0 for factor in factors):
         return None
     largest = max(factors)
