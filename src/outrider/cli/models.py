@@ -165,19 +165,14 @@ class _Inspected:
 def _inspect(name: str, offline: bool) -> _Inspected:
     """Opens a model's files, fetching them if need be. Raises UserError or FetchError."""
     from outrider.cli.progress import download_bar
-    from outrider.models.loader.checkpoint import GGUFVocabulary, open_checkpoint
+    from outrider.models.loader.checkpoint import open_checkpoint
     from outrider.models.loader.sources import resolve
     from outrider.models.tokenizer import Tokenizer
 
     with download_bar(quiet=False) as progress:
         path = resolve(name, offline=offline, progress=progress)
     checkpoint = open_checkpoint(path)
-    source = checkpoint.tokenizer_source
-    if isinstance(source, GGUFVocabulary):
-        tokenizer = Tokenizer.from_gguf(source)
-    else:
-        tokenizer = Tokenizer.from_folder(source.path, vocab_size=checkpoint.config.vocab_size)
-    return _Inspected(name, path, checkpoint, tokenizer)
+    return _Inspected(name, path, checkpoint, Tokenizer.of(checkpoint))
 
 
 def _measured(name: str, offline: bool) -> dict[str, object]:
