@@ -16,7 +16,6 @@ from functools import wraps
 from types import BuiltinMethodType
 
 from jinja2 import FunctionLoader, TemplateError, Undefined, nodes, pass_context
-from jinja2.compiler import CodeGenerator, Frame
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
@@ -113,6 +112,9 @@ def _checked(value: object) -> object:
     return value
 
 
+# The filters that `_Instrument` puts in take the context only so that jinja2 does not fold them when it compiles.
+
+
 @pass_context
 def _bound_value(_: Context, value: object) -> object:
     return _checked(value)
@@ -124,6 +126,13 @@ def _bound_text(_: Context, value: object) -> object:
     measure(value)
     _meter.get().write(len(value) if isinstance(value, str) else 64)
     return value
+
+
+@pass_context
+def _bound_concat(_: Context, parts: tuple[object, ...]) -> str:
+    measure(parts)
+    _meter.get().step()
+    return "".join(map(str, parts))
 
 
 class _Counted:
@@ -154,24 +163,23 @@ def _bound_loop(_: Context, items: Iterable[object]) -> _Counted:
 
 
 class _Instrument(NodeTransformer):
-    """Puts the bounds around loops, literals, block assignments and long literal text."""
+    """Puts the bounds around loops, literals, `~`, block assignments and long literal text."""
 
     def visit_For(self, node: nodes.For) -> nodes.For:
         self.generic_visit(node)
         node.iter = _filtered(node.iter, "_bound_loop")
         return node
 
-    def visit_List(self, node: nodes.List) -> nodes.Expr:
+    def visit_List(self, node: nodes.Literal) -> nodes.Expr:
         self.generic_visit(node)
-        return _filtered(node, "_bound_value")
+        is_target = isinstance(node, nodes.Tuple) and node.ctx != "load"
+        return node if is_target else _filtered(node, "_bound_value")
 
-    def visit_Dict(self, node: nodes.Dict) -> nodes.Expr:
-        self.generic_visit(node)
-        return _filtered(node, "_bound_value")
+    visit_Dict = visit_Tuple = visit_List
 
-    def visit_Tuple(self, node: nodes.Tuple) -> nodes.Expr:
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Expr:
         self.generic_visit(node)
-        return _filtered(node, "_bound_value") if node.ctx == "load" else node
+        return _filtered(nodes.Tuple(node.nodes, "load", lineno=node.lineno), "_bound_concat")
 
     def visit_AssignBlock(self, node: nodes.AssignBlock) -> nodes.AssignBlock:
         self.generic_visit(node)
@@ -193,15 +201,6 @@ def _filtered(node: nodes.Node | None, name: str) -> nodes.Filter:
     return nodes.Filter(node, name, [], [], None, None, lineno=1 if node is None else node.lineno)
 
 
-class _BoundedCode(CodeGenerator):
-    def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:
-        self.write("environment.concat_bounded((")
-        for part in node.nodes:
-            self.visit(part, frame)
-            self.write(", ")
-        self.write("))")
-
-
 class _Generation(Extension):
     """`{% generation %}` marks the assistant's part of a training template; here it is only its body."""
 
@@ -213,7 +212,6 @@ class _Generation(Extension):
 
 
 class BoundedEnvironment(ImmutableSandboxedEnvironment):
-    code_generator_class = _BoundedCode
     intercepted_binops = frozenset(("+", "*", "**", "%"))
 
     def __init__(self) -> None:
@@ -233,7 +231,8 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         self.filters["join"] = _metered(_join)
         self.filters["indent"] = _metered(_indent(originals["indent"]))
         self.filters["tojson"] = _metered(_tojson)
-        self.filters.update(_bound_value=_bound_value, _bound_text=_bound_text, _bound_loop=_bound_loop)
+        for bound in (_bound_value, _bound_text, _bound_concat, _bound_loop):
+            self.filters[bound.__name__] = bound
         self.globals = {
             "range": _range,
             "dict": _dict,
@@ -246,11 +245,6 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         tree = super()._parse(source, name, filename)
         _Instrument().visit(tree)
         return tree
-
-    def concat_bounded(self, parts: tuple[object, ...]) -> str:
-        measure(parts)
-        _meter.get().step()
-        return "".join(map(str, parts))
 
     def call_binop(self, context: Context, operator: str, left: object, right: object) -> object:
         _check_operands(operator, left, right)
