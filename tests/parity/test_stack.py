@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import cast
 
@@ -188,11 +189,41 @@ def test_quantised_rows_do_not_depend_on_company_or_threads(level: str) -> None:
     assert all(torch.equal(cast(Tensor, whole), torch.cat(rows)) for whole in wholes)
 
 
+def test_threads_share_a_stack() -> None:
+    """Passes long enough to let other threads in."""
+    decoder = tiny_decoder(hidden_size=256, ffn_size=1024, head_dim=64)
+    texts = [random_tokens(64, seed=seed) for seed in range(4)]
+    work_row = 3 * (512 * 256 + 256 * 256 + 3 * 1024 * 256)
+    assert 64 * work_row > 1 << 27
+
+    def logits_of(text: list[int]) -> Tensor:
+        return cast(Tensor, decoder.forward([Segment(decoder.new_cache(), text)]).logits_MV)
+
+    alone = [logits_of(text) for text in texts]
+    before = stacks()
+    with ThreadPoolExecutor(4) as pool:
+        together = list(pool.map(logits_of, texts * 3))
+    assert stacks() == before + 12
+    assert all(torch.equal(a, b) for a, b in zip(together, alone * 3, strict=True))
+
+
 def test_more_rows_than_working_memory_is_kept_for(level: str) -> None:
     decoder = tiny_decoder()
     tokens = random_tokens(150)
     passes = [run(side, [Segment(side.new_cache(), tokens)]) for side in (decoder, twin_of(decoder))]
     assert_equal(*passes)
+
+
+def test_a_cache_that_moves(level: str) -> None:
+    decoder = tiny_decoder(context_length=1024)
+    sides = [decoder, twin_of(decoder)]
+    caches = [side.new_cache() for side in sides]
+    for rows in (250, 5, 3, 1):
+        tokens = random_tokens(rows, seed=rows)
+        assert_equal(*(run(side, [Segment(cache, tokens)]) for side, cache in zip(sides, caches, strict=True)))
+        keep(caches, range(rows))
+    assert caches[0].capacity == 512
+    assert caches[0].digest() == caches[1].digest()
 
 
 def test_the_first_layers_have_a_stack_of_their_own(level: str) -> None:
