@@ -191,6 +191,7 @@ void run_stack(const Stack& stack, Address x, Address out, std::size_t rows, Add
 }  // namespace
 
 NB_MODULE(_kernels, m) {
+  nb::set_leak_warnings(false);  // the chosen level lives until the process ends
   m.def("available_levels", &available_levels);
   m.def("set_threads", &set_threads);
   m.def("threads", &threads);

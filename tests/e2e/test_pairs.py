@@ -96,6 +96,20 @@ def test_c9_an_unused_draft_and_a_swapped_pair_are_warned_about(folders):
     assert not LLM(str(folders["target"]), draft_model=str(folders["small"])).warnings
 
 
+def test_rule_greedy_is_for_temperature_zero(folders):
+    llm = LLM(str(folders["target"]), rule="greedy", drafter="ngram")
+    [result] = llm.generate("hello", PARAMS)
+    assert result.completions[0].rule == "greedy"
+    with pytest.raises(ConfigError, match="takes temperature 0 only: above it give auto, chain"):
+        llm.generate("hello", SamplingParams(temperature=0.7))
+    llm.engine.check_integrity()
+
+
+def test_parts_are_not_names():
+    with pytest.raises(ConfigError, match="takes a LanguageModel"):
+        LLM.from_parts("smollm2-135m", {})  # type: ignore[arg-type]
+
+
 def test_drafters_that_need_a_draft_model_say_so(folders):
     with pytest.raises(ConfigError, match="needs a draft model: give one"):
         LLM(str(folders["target"]), drafter="draft_model")

@@ -155,7 +155,7 @@ def messages(user: str, system: str | None) -> list[dict[str, object]]:
 def preamble(llm: LLM, choice: ModelChoice, seed: int | None) -> dict[str, object]:
     """What ran: the beginning of every JSON document."""
     return {
-        "model": llm.opened.name,
+        "model": llm.name,
         "draft_model": llm.opened_draft.name if llm.opened_draft else None,
         "drafter": llm.engine.method,
         "k": DEFAULT_K if choice.k is None else choice.k,

@@ -121,7 +121,7 @@ def facts(
     return {
         "machine": machine,
         "model": {
-            "target": llm.opened.name,
+            "target": llm.name,
             "draft": llm.opened_draft.name if llm.opened_draft else None,
             "plan": plan_json(llm.plan),
             "warnings": list(llm.warnings),

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from outrider.core.protocols import Controller, Drafter, LanguageModel, Verifier
-from outrider.core.registry import verifier_class
+from outrider.core.registry import VERIFIERS, verifier_class
 from outrider.core.rng import CounterRng, RecordingRng
 from outrider.core.stats import SpecStats
 from outrider.core.step import Decided, SeqRound, prefill, spec_step
@@ -238,11 +238,14 @@ def require_judgeable(name: str, drafter: Drafter, rule: Verifier, target: Langu
 
 
 def resolve_rule(name: str, *, greedy: bool) -> str:
-    """The rule that runs: at temperature 0 every rule is `greedy`; "auto" is `block` otherwise."""
+    """The rule that runs: at temperature 0 always `greedy`; above, "auto" is `block` and `greedy` is refused."""
     if name != "auto":
         verifier_class(name)
     if greedy:
         return "greedy"
+    if name == "greedy":
+        others = ", ".join(rule for rule in VERIFIERS if rule != name)
+        raise ConfigError(f"rule 'greedy' takes temperature 0 only: above it give auto, {others}")
     return "block" if name == "auto" else name
 
 

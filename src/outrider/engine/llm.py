@@ -16,7 +16,15 @@ from outrider.core.registry import controller_class, verifier_class
 from outrider.core.trace import StepTrace
 from outrider.core.types import Decision, SamplingParams
 from outrider.engine.engine import Engine, require_judgeable, resolve_rule
-from outrider.engine.opening import DraftOptions, OpenedModel, build_drafter, needs_of, open_model, require_pair
+from outrider.engine.opening import (
+    DraftOptions,
+    OpenedModel,
+    build_drafter,
+    missing_draft,
+    needs_of,
+    open_model,
+    require_pair,
+)
 from outrider.engine.request import Request, Result, Speculation, TokenEvent
 from outrider.errors import ConfigError, RequestError
 from outrider.models.chat_template import ChatTemplate
@@ -66,9 +74,9 @@ class LLM:
         on_trace: Callable[[StepTrace], None] | None = None,
         progress: Progress | None = None,
     ) -> None:
-        resolve_rule(rule, greedy=False)
-        controller: Controller = controller_class("fixed")(k)
+        controller = controller_class("fixed")(k)
         names = _drafter_names(drafter, has_draft=draft_model is not None)
+        _check_names(names, rule, has_draft=draft_model is not None)
         if threads is not None:
             set_threads(threads)
         target = open_model(model, dtype=dtype, offline=offline, progress=progress)
@@ -77,7 +85,7 @@ class LLM:
             if draft_model is not None
             else None
         )
-        self.opened = target
+        self.opened: OpenedModel | None = target
         self.opened_draft = draft
         self.plan = _plan(target, draft, names, k, rule)
         self.warnings = _warnings(target, draft, names, k, rule)
@@ -87,8 +95,7 @@ class LLM:
             name: build_drafter(name, target.model, draft.model if draft else None, (drafter_options or {}).get(name))
             for name in names
         }
-        self._finish(target.model, drafters, controller, names[0], rule, target.tokenizer, max_batch, on_trace)
-        self.template: ChatTemplate | None = target.template
+        self._finish(target.model, drafters, controller, rule, target.tokenizer, target.template, max_batch, on_trace)
 
     @classmethod
     def from_parts(
@@ -104,21 +111,17 @@ class LLM:
         max_batch: int = 8,
         on_trace: Callable[[StepTrace], None] | None = None,
     ) -> LLM:
-        """An LLM from objects instead of names: for tests, for models and drafters of one's own."""
+        """An LLM from objects instead of names: for tests, for models and drafters of one's own.
+
+        `target` is a LanguageModel, for instance `LLM("smollm2-135m").opened.model`; the first of `drafters` is the
+        default.
+        """
+        if isinstance(target, str):
+            raise ConfigError(f"target {target!r} is a name: from_parts takes a LanguageModel; for names use LLM(...)")
         self = cls.__new__(cls)
-        self.plan, self.warnings = [], []
-        names = list(drafters) or ["none"]
-        self._finish(
-            target,
-            dict(drafters),
-            controller or controller_class("fixed")(k),
-            names[0],
-            rule,
-            tokenizer,
-            max_batch,
-            on_trace,
-        )
-        self.template = template
+        self.opened, self.opened_draft, self.plan, self.warnings = None, None, [], []
+        controller = controller or controller_class("fixed")(k)
+        self._finish(target, dict(drafters), controller, rule, tokenizer, template, max_batch, on_trace)
         return self
 
     def _finish(
@@ -126,17 +129,20 @@ class LLM:
         target: LanguageModel,
         drafters: dict[str, Drafter],
         controller: Controller,
-        method: str,
         rule: str,
         tokenizer: Tokenizer | None,
+        template: ChatTemplate | None,
         max_batch: int,
         on_trace: Callable[[StepTrace], None] | None,
     ) -> None:
+        method = next(iter(drafters), "none")
         drafters.setdefault("none", build_drafter("none", target, None))
-        judge = verifier_class(resolve_rule(rule, greedy=False))()
-        for name, drafter in drafters.items():
-            require_judgeable(name, drafter, judge, target)
+        if rule != "greedy":
+            judge = verifier_class(resolve_rule(rule, greedy=False))()
+            for name, drafter in drafters.items():
+                require_judgeable(name, drafter, judge, target)
         self.tokenizer = tokenizer
+        self.template = template
         self._inbox: dict[int, list[TokenEvent | Result]] = {}
         self.engine = Engine(
             target,
@@ -149,6 +155,11 @@ class LLM:
             max_batch=max_batch,
             on_trace=on_trace,
         )
+
+    @property
+    def name(self) -> str:
+        """The target's name, as it was asked for."""
+        return self.opened.name if self.opened else self.engine.target.name
 
     @overload
     def generate(
@@ -294,6 +305,15 @@ def _drafter_names(drafter: str | Seq[str] | None, *, has_draft: bool) -> list[s
     return list(dict.fromkeys(names))
 
 
+def _check_names(names: list[str], rule: str, *, has_draft: bool) -> None:
+    """What can be refused before a model is loaded is."""
+    if rule != "auto":
+        verifier_class(rule)
+    for name in names:
+        if "model" in needs_of(name) and not has_draft:
+            raise ConfigError(missing_draft(name))
+
+
 def _plan(target: OpenedModel, draft: OpenedModel | None, names: list[str], k: int, rule: str) -> list[Decision]:
     plan = [Decision("target", target.name, f"loaded from {target.path.name} in {target.load_s:.1f} s")]
     plan += target.decisions
@@ -304,8 +324,9 @@ def _plan(target: OpenedModel, draft: OpenedModel | None, names: list[str], k: i
         plan.append(require_pair(target, draft))
     plan.append(Decision("drafter", ", ".join(names), "the first is used unless a request names another"))
     plan.append(Decision("k", str(k), "draft tokens a round" if k else "speculation is off: K = 0 was asked for"))
-    sampled = resolve_rule(rule, greedy=False)
-    plan.append(Decision("rule", f"greedy at temperature 0, {sampled} above", f"rule {rule!r} was asked for"))
+    above = "none" if rule == "greedy" else resolve_rule(rule, greedy=False)
+    why = "block accepts most of a chain" if rule == "auto" else f"rule {rule!r} was asked for"
+    plan.append(Decision("rule", f"greedy at temperature 0, {above} above", why))
     return plan
 
 
@@ -323,7 +344,7 @@ def _warnings(target: OpenedModel, draft: OpenedModel | None, names: list[str], 
             f"({target.size_bytes / 1e6:.0f} MB): even if every draft token is accepted, speed is about {best:.2f} x "
             "plain; swap them, or use a smaller draft"
         )
-    if not verifier_class(resolve_rule(rule, greedy=False))().lossless:
+    if rule != "auto" and not verifier_class(rule)().lossless:
         warnings.append(
             f"rule {rule!r} is lossy: above temperature 0 the answers do not follow the target's distribution"
         )

@@ -67,7 +67,9 @@ def build_drafter(
     cls = drafter_class(name)
     needs = needs_of(name)
     if "model" in needs:
-        given["model"] = _required_draft(name, draft)
+        if draft is None:
+            raise ConfigError(missing_draft(name))
+        given["model"] = draft
     if "vocab_size" in needs:
         given.setdefault("vocab_size", target.vocab_size)
     if "target" in needs:
@@ -88,8 +90,7 @@ def needs_of(name: str) -> frozenset[str]:
     return frozenset(getattr(drafter_class(name), "needs", ()))
 
 
-def _required_draft(name: str, draft: LanguageModel | None) -> LanguageModel:
-    if draft is None:
-        others = ", ".join(other for other in DRAFTERS if other != name)
-        raise ConfigError(f"drafter {name!r} needs a draft model: give one (--draft-model), or choose one of {others}")
-    return draft
+def missing_draft(name: str) -> str:
+    """What to say when the drafter `name` is asked for without a draft model."""
+    others = ", ".join(other for other in DRAFTERS if other != name)
+    return f"drafter {name!r} needs a draft model: give one (--draft-model), or choose one of {others}"
