@@ -242,8 +242,86 @@ def test_bad_requests_are_refused_in_one_line_and_change_nothing(prompt, options
         {"logprobs": -1},
         {"stop": ("",)},
         {"logit_bias": {1: float("inf")}},
+        {"max_tokens": 2.5},
+        {"temperature": "1"},
+        {"seed": "abc"},
+        {"n": 1.5},
+        {"top_k": True},
+        {"stop": 5},
+        {"stop_token_ids": ("x",)},
+        {"min_tokens": 1.5},
+        {"json_schema": 5},
+        {"logit_bias": {"a": 1.0}},
+        {"repetition_penalty": 1e-320},
+        {"min_tokens": 3, "json_schema": {}},
     ],
 )
 def test_sampling_params_name_field_value_and_what_is_allowed(field):
     with pytest.raises(RequestError, match=f"{next(iter(field))} = .* is not allowed: give "):
         SamplingParams(**field)
+
+
+class Nothing:
+    """A drafter that goes wrong in one way: `propose` returns `offer`, or `close` raises."""
+
+    laws = frozenset({DraftLaw.POINT})
+    trees = False
+    wants = ()
+
+    def __init__(self, name, offer, breaks_on_close=False):
+        self.name, self._offer, self._breaks_on_close = name, offer, breaks_on_close
+
+    def open(self, seq): ...
+    def commit(self, seq, committed): ...
+
+    def close(self, seq):
+        if self._breaks_on_close:
+            raise RuntimeError("cannot close")
+
+    def propose(self, seqs, budgets, rng):
+        return self._offer(seqs)
+
+
+def test_a_malformed_result_of_a_drafter_costs_its_drafts_only():
+    model = random_table(V, seed=1)
+    broken = [
+        Nothing("short", lambda seqs: Draft([])),
+        Nothing("none_token", lambda seqs: Draft([SeqDraft.chain([None]) for _ in seqs])),
+        Nothing("no_draft", lambda seqs: None),
+        Nothing("no_close", lambda seqs: Draft([SeqDraft.empty() for _ in seqs]), breaks_on_close=True),
+    ]
+    llm = LLM.from_parts(model, {d.name: d for d in broken}, k=3)
+    params = SamplingParams(max_tokens=8)
+    results = llm.generate([[1]] * 5, params, speculation=[Speculation(d.name) for d in broken] + [Speculation("none")])
+    assert len({tuple(result.token_ids) for result in results}) == 1
+    llm.engine.check_integrity()
+
+
+def test_ids_that_cannot_occur_are_refused_and_harm_no_neighbour():
+    llm = LLM.from_parts(random_table(V, seed=1), {}, k=2)
+    for stop in ((V,), (-1,)):
+        with pytest.raises(RequestError, match=f"stop_token_ids names token id {stop[0]}: ids run from 0 to 10"):
+            llm.generate([[1], [2]], [SamplingParams(max_tokens=3), SamplingParams(stop_token_ids=stop, min_tokens=2)])
+        llm.engine.check_integrity()
+    assert len(llm.generate([1], SamplingParams(max_tokens=3))[0].token_ids) == 3
+
+
+def test_a_request_may_ask_for_more_than_the_engines_k():
+    model = random_table(V, seed=1)
+    llm = LLM.from_parts(model, {"draft_model": DraftModelDrafter(model=model)}, k=0)
+    [result] = llm.generate([1], SamplingParams(max_tokens=18), speculation=Speculation(k=8))
+    assert result.stats.acceptance_length == 9.0
+    assert llm.generate([1], SamplingParams(max_tokens=18))[0].stats.drafted == 0
+
+
+def test_a_prediction_is_drafted_from_or_refused():
+    model = random_table(V, seed=1)
+    llm = LLM.from_parts(model, {"draft_model": DraftModelDrafter(model=model)}, k=4)
+    params = SamplingParams(max_tokens=20)
+    [plain] = llm.generate([1], params, speculation=Speculation("none"))
+    [result] = llm.generate([1], params, prediction=plain.token_ids)
+    assert result.completions[0].method == "prediction"
+    assert result.stats.accepted > 0
+    assert result.token_ids == plain.token_ids
+    with pytest.raises(RequestError, match="does not read a prediction"):
+        llm.generate([1], params, prediction=plain.token_ids, speculation=Speculation("draft_model"))

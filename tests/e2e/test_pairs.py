@@ -121,7 +121,8 @@ def test_drafters_that_need_a_draft_model_say_so(folders):
 def test_every_drafter_by_name_equals_plain_on_a_real_decoder(folders, name):
     llm = LLM(str(folders["target"]), drafter=name, k=5, dtype="float32")
     [plain] = llm.generate("abcabcabc", PARAMS, speculation=Speculation("none"))
-    [result] = llm.generate("abcabcabc", PARAMS, prediction=plain.token_ids)
+    [result] = llm.generate("abcabcabc", PARAMS, prediction=plain.token_ids if name == "prediction" else None)
+    assert result.completions[0].method == name
     assert result.token_ids == plain.token_ids
     if name == "prediction":
         assert result.stats.acceptance_rate > 0.5

@@ -171,6 +171,16 @@ def test_the_laws_declared_are_the_laws_produced(method: str) -> None:
     assert produced == drafter.laws
 
 
+def test_a_rule_that_cannot_judge_the_method_gets_no_draft_and_a_reason() -> None:
+    model = SpyModel()
+    drafter = DraftModelDrafter(model=model, draft_sample_method="coupled")
+    seq = sequence(0, [1], SAMPLED, "block")
+    opened(drafter, seq)
+    assert propose(drafter, seq).size == 0
+    assert not model.seen
+    assert dict(seq.stats.dropped) == {"rule block cannot judge shared_noise drafts": 3}
+
+
 # When a draft ends
 
 

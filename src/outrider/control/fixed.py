@@ -9,7 +9,7 @@ from outrider.errors import ConfigError
 
 
 class FixedController:
-    """K draft tokens a round for every sequence."""
+    """K draft tokens a round for every sequence that does not ask for another number."""
 
     def __init__(self, k: int) -> None:
         if k < 0:
@@ -17,7 +17,7 @@ class FixedController:
         self.k = k
 
     def budgets(self, seqs: Seq[Sequence]) -> list[int]:
-        return [self.k] * len(seqs)
+        return [self.k if seq.k is None else seq.k for seq in seqs]
 
     def observe(self, seq: Sequence, drafted: int, accepted: int) -> None:
         return

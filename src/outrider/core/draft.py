@@ -146,6 +146,8 @@ def sanitise(draft: SeqDraft, budget: int, vocab_size: int) -> tuple[SeqDraft, D
 
 def _problem(draft: SeqDraft, node: int, vocab_size: int, needs_q: bool) -> str:
     token = draft.tokens[node]
+    if not isinstance(token, int):
+        return "token id is no integer"
     if not 0 <= token < vocab_size:
         return "token id outside the vocabulary"
     if not -1 <= draft.parents[node] < node:

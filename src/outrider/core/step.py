@@ -113,8 +113,7 @@ def room(seq: Sequence, target: LanguageModel) -> int:
     left = target.context_length - len(seq.tokens)
     if seq.params.max_tokens is not None:
         left = min(left, seq.params.max_tokens - seq.output_len)
-    left = max(left - 1, 0)
-    return left if seq.draft_limit is None else min(left, seq.draft_limit)
+    return max(left - 1, 0)
 
 
 def _checked(seq: Sequence, draft: SeqDraft, budget: int, target: LanguageModel) -> tuple[SeqDraft, Dropped | None]:

@@ -6,8 +6,9 @@ Public so that a drafter or a server can be written against them; nothing here k
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from numbers import Integral, Real
 from typing import TYPE_CHECKING
 
 from outrider.core.rng import fold_seed
@@ -33,7 +34,8 @@ class SamplingParams:
     repetition_penalty divides positive and multiplies negative logits of tokens in prompt or output, > 0; 1 is off
     logit_bias         added to the logits of these token ids
     bad_token_ids      never generated
-    min_tokens         EOS and stop token ids cannot be drawn before this many tokens
+    min_tokens         nothing ends the answer before this many tokens: EOS and stop token ids cannot be drawn, and stop
+                       strings are looked for only from there on
     max_tokens         None: until the context is full
     stop               strings that end the answer (not part of it unless include_stop)
     stop_token_ids     token ids that end the answer, beside the model's own
@@ -72,7 +74,9 @@ class SamplingParams:
         if isinstance(self.stop, str):
             object.__setattr__(self, "stop", (self.stop,))
         for name in ("stop", "stop_token_ids", "bad_token_ids"):
+            self._require(name, isinstance(getattr(self, name), Iterable), "a list")
             object.__setattr__(self, name, tuple(getattr(self, name)))
+        self._check_types()
         finite = math.isfinite
         self._require("temperature", finite(self.temperature) and self.temperature >= 0, "a number >= 0")
         self._require("top_k", self.top_k >= 0, "an integer >= 0 (0 keeps all)")
@@ -80,8 +84,9 @@ class SamplingParams:
         self._require("min_p", 0 <= self.min_p < 1, "a number in [0, 1)")
         self._require("presence_penalty", -2 <= self.presence_penalty <= 2, "a number in [-2, 2]")
         self._require("frequency_penalty", -2 <= self.frequency_penalty <= 2, "a number in [-2, 2]")
-        repetition_ok = finite(self.repetition_penalty) and self.repetition_penalty > 0
-        self._require("repetition_penalty", repetition_ok, "a number > 0 (1 is off)")
+        self._require(
+            "repetition_penalty", 0.01 <= self.repetition_penalty <= 100, "a number in [0.01, 100] (1 is off)"
+        )
         self._require("logit_bias", all(finite(b) for b in self.logit_bias.values()), "finite numbers by token id")
         self._require("min_tokens", self.min_tokens >= 0, "an integer >= 0")
         max_ok = self.max_tokens is None or self.max_tokens >= 1
@@ -89,6 +94,24 @@ class SamplingParams:
         self._require("stop", all(isinstance(s, str) and s for s in self.stop), "non-empty strings")
         self._require("n", self.n >= 1, "an integer >= 1")
         self._require("logprobs", self.logprobs is None or 0 <= self.logprobs <= 100, "None, or an integer in [0, 100]")
+        no_minimum = self.json_schema is None or not self.min_tokens
+        self._require("min_tokens", no_minimum, "0 beside json_schema, which says itself when the answer ends")
+
+    def _check_types(self) -> None:
+        for name in ("top_k", "min_tokens", "n"):
+            self._require(name, _is_int(getattr(self, name)), "an integer")
+        for name in ("max_tokens", "seed", "logprobs"):
+            self._require(name, getattr(self, name) is None or _is_int(getattr(self, name)), "an integer, or None")
+        numbers = ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")
+        for name in numbers:
+            value = getattr(self, name)
+            self._require(name, isinstance(value, Real) and not isinstance(value, bool), "a number")
+        for name in ("stop_token_ids", "bad_token_ids"):
+            self._require(name, all(_is_int(token) for token in getattr(self, name)), "integers")
+        biases_ok = isinstance(self.logit_bias, Mapping) and all(_is_int(token) for token in self.logit_bias)
+        self._require("logit_bias", biases_ok, "numbers by token id")
+        schema_ok = self.json_schema is None or isinstance(self.json_schema, (str, Mapping))
+        self._require("json_schema", schema_ok, "a JSON schema as a dict or as text, or None")
 
     def _require(self, name: str, ok: bool, allowed: str) -> None:
         if not ok:
@@ -115,12 +138,16 @@ class Decision:
     reason: str
 
 
+def _is_int(value: object) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
 class Sequence:
     """One answer being generated: addressed by its id, never by its place in a batch.
 
     `tokens` holds prompt and committed output; only a round's commit function appends to it. Between rounds the
-    target's cache holds the keys and values of all tokens but the last. `draft_limit` caps the draft length (0: plain
-    steps).
+    target's cache holds the keys and values of all tokens but the last. `k` is the draft
+    length that the request asked for (0: plain steps; None: whatever the controller says).
     """
 
     def __init__(
@@ -133,7 +160,7 @@ class Sequence:
         choice: int = 0,
         stop_ids: frozenset[int] = frozenset(),
         prediction: list[int] | None = None,
-        draft_limit: int | None = None,
+        k: int | None = None,
     ) -> None:
         assert prompt, "a sequence needs at least one prompt token"
         self.id = seq_id
@@ -144,7 +171,7 @@ class Sequence:
         self.seed = fold_seed(seed, choice)
         self.stop_ids = stop_ids
         self.prediction = prediction
-        self.draft_limit = draft_limit
+        self.k = k
         self.constraint: Constraint | None = None
         self.finish_reason: str | None = None
         self.stats = SpecStats()

@@ -43,6 +43,7 @@ class CascadeDrafter:
         self.min_expected = require_number(self.name, "min_expected", min_expected, 0)
         self.laws: frozenset[DraftLaw] = frozenset().union(*(d.laws for d in self.drafters))
         self.trees = any(d.trees for d in self.drafters)
+        self.reads_prediction = any(getattr(d, "reads_prediction", False) for d in self.drafters)
         self.wants = tuple(sorted({layer for d in self.drafters for layer in d.wants}))
 
     def open(self, seq: Sequence) -> None:

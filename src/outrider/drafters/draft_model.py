@@ -139,6 +139,9 @@ class DraftModelDrafter:
         if state.stopped:
             return None
         law = self.law(seq)
+        if law not in seq.rule.laws:
+            seq.stats.dropped[f"rule {seq.rule.name} cannot judge {law.value} drafts"] += budget
+            return None
         state.catch_up(seq.tokens)
         limit = min(budget, self.model.context_length - len(seq.tokens) + 1)
         if limit < 1:

@@ -64,6 +64,7 @@ class PredictionDrafter:
     """
 
     name = "prediction"
+    reads_prediction = True
     laws = frozenset({DraftLaw.POINT})
     trees = False
     wants: tuple[int, ...] = ()

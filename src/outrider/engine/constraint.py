@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 
 import torch
-from llguidance import LLMatcher, LLTokenizer
+from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 from llguidance.torch import allocate_token_bitmask, fill_next_token_bitmask
 from torch import Tensor
 
@@ -38,9 +38,9 @@ class ConstraintFactory:
     """Compiles schemas for one model's vocabulary; the vocabulary is prepared once."""
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
+        if not tokenizer.eos_ids:
+            raise RequestError("json_schema needs a model with an end-of-sequence token: this tokenizer names none")
         self.vocab_size = vocab_size
-        from llguidance import TokenizerWrapper
-
         eos = sorted(i for i in tokenizer.eos_ids if i < vocab_size)
         self._tokenizer = LLTokenizer(TokenizerWrapper(_Vocabulary(tokenizer, vocab_size)), vocab_size, eos)
 

@@ -76,7 +76,7 @@ class Engine:
 
     def add(self, request: Request) -> int:
         """Queues a request and returns its id. Raises UserError, changing nothing, if it cannot run."""
-        method = request.speculation.method or self.method
+        method = request.speculation.method or ("prediction" if request.prediction is not None else self.method)
         self._check(request, method)
         seqs = self._sequences(request)
         job = _Job(next(self._ids), request, [])
@@ -92,6 +92,7 @@ class Engine:
 
     def step(self) -> tuple[list[TokenEvent], dict[int, Result]]:
         """One round for every running sequence. Returns the tokens that became final and the requests that ended."""
+        self._events = []
         joined = self.scheduler.admit()
         for seq in joined:
             self._prefill(seq)
@@ -106,8 +107,7 @@ class Engine:
             job.decode_s += elapsed
         for seq in self.scheduler.retire():
             self._close(seq)
-        events, self._events = self._events, []
-        return events, self._finished()
+        return self._events, self._finished()
 
     def cancel(self, request_id: int) -> None:
         """Drops a request and frees what it held; unknown ids are ignored."""
@@ -144,7 +144,8 @@ class Engine:
         if bad is not None:
             raise RequestError(f"prompt token id {bad} is not allowed: ids run from 0 to {vocab - 1}")
         params = request.params
-        for name, ids in (("logit_bias", params.logit_bias), ("bad_token_ids", params.bad_token_ids)):
+        for name in ("logit_bias", "bad_token_ids", "stop_token_ids"):
+            ids = getattr(params, name)
             bad = next((token for token in ids if not 0 <= token < vocab), None)
             if bad is not None:
                 raise RequestError(f"{name} names token id {bad}: ids run from 0 to {vocab - 1}")
@@ -152,15 +153,19 @@ class Engine:
             known = ", ".join(self.router.drafters)
             raise ConfigError(f"drafter {method!r} is not loaded in this engine: choose one of {known}")
         require_judgeable(method, self.router.drafters[method], self._rule(request), self.target)
-        if request.speculation.k is not None and request.speculation.k < 0:
-            raise ConfigError(f"K = {request.speculation.k} is not allowed: give an integer >= 0")
+        k = request.speculation.k
+        if k is not None and (not isinstance(k, int) or k < 0):
+            raise ConfigError(f"K = {k!r} is not allowed: give an integer >= 0 (0 switches speculation off)")
+        if request.prediction is not None and not getattr(self.router.drafters[method], "reads_prediction", False):
+            raise RequestError(f"drafter {method!r} does not read a prediction: name none, or 'prediction'")
         if (params.stop or params.json_schema is not None) and self.tokenizer is None:
             raise RequestError("stop strings and json_schema need a tokenizer: this engine was given none")
 
     def _sequences(self, request: Request) -> list[Sequence]:
         params = request.params
         rule = self._rule(request)
-        stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.stop_ids)
+        own_stops = frozenset(token for token in self.stop_ids if token < self.target.vocab_size)
+        stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else own_stops)
         seed = secrets.randbits(63) if params.seed is None else params.seed
         seqs = []
         for choice in range(params.n):
@@ -172,7 +177,7 @@ class Engine:
                 choice=choice,
                 stop_ids=stop_ids,
                 prediction=list(request.prediction) if request.prediction is not None else None,
-                draft_limit=request.speculation.k,
+                k=request.speculation.k,
             )
             seq.rule = rule
             seq.cache = self.target.new_cache()

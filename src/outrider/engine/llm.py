@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import replace
+from numbers import Integral
 from typing import Literal, TypeVar, cast, overload
 
 import torch
@@ -47,9 +48,9 @@ class LLM:
     """A target model, the drafters that ride ahead of it, and the engine that keeps them honest.
 
     `model`            a path, a catalogue name (default: SmolLM2-135M-Instruct), `hf:org/name[:file]`, `pypi:package`
-    `drafter`          one name or several; the first is the default of a request, "none" is always there
+    `drafter`          one name or several, the first is a request's default; "none" and "prediction" are always there
     `draft_model`      a second, smaller model of the same vocabulary; with it the default drafter is "draft_model"
-    `k`                draft tokens a round, 0 switches speculation off
+    `k`                draft tokens a round of a request that asks for no other number; 0 switches speculation off
     `rule`             "auto" (greedy at temperature 0, block otherwise) or a rule's name
     `drafter_options`  options by drafter name
     `dtype`            "auto", "quantised" (the file's own blocks), "bfloat16" or "float32"
@@ -136,7 +137,8 @@ class LLM:
         on_trace: Callable[[StepTrace], None] | None,
     ) -> None:
         method = next(iter(drafters), "none")
-        drafters.setdefault("none", build_drafter("none", target, None))
+        for name in ("none", "prediction"):
+            drafters.setdefault(name, build_drafter(name, target, None))
         if rule != "greedy":
             judge = verifier_class(resolve_rule(rule, greedy=False))()
             for name, drafter in drafters.items():
@@ -195,7 +197,7 @@ class LLM:
         """Answers one prompt or several in one batch.
 
         A prompt is text, a list of chat messages ({"role", "content"}), or a list of token ids; `prediction` (text or
-        token ids) is what the answer may largely repeat. Returns a list of
+        token ids) is what the answer may largely repeat: the drafter "prediction" drafts from it. Returns a list of
         Results in the order of the prompts; with `stream`, an iterator of TokenEvents as tokens become final, and each
         request's Result when it ends (`TokenEvent.request` counts the prompts from 0).
         """
@@ -253,8 +255,8 @@ class LLM:
         items = list(prompt)
         if not items:
             raise RequestError("the prompt is empty: give text, chat messages or token ids")
-        if all(isinstance(item, int) for item in items):
-            return cast(list[int], items)
+        if all(isinstance(item, Integral) and not isinstance(item, bool) for item in items):
+            return [int(item) for item in cast(list[int], items)]
         if self.tokenizer is None or self.template is None:
             raise RequestError("chat messages need a tokenizer and a chat template: this LLM was given none")
         text = self.template.render(cast(list[Message], items))
@@ -281,7 +283,7 @@ def _as_list(prompts: Prompt | Seq[Prompt]) -> list[Prompt]:
     if isinstance(prompts, str):
         return [prompts]
     items = list(prompts)
-    if not items or isinstance(items[0], (int, Mapping)):
+    if not items or isinstance(items[0], (Integral, Mapping)):
         return [cast(Prompt, items)]
     return cast(list[Prompt], items)
 

@@ -54,11 +54,12 @@ class DrafterRouter:
                 continue
             try:
                 draft = drafter.propose([seqs[i] for i in mine], [budgets[i] for i in mine], rng)
+                offers = dict(zip(mine, draft.seqs, strict=True))
             except Exception as error:
                 self._fail([seqs[i] for i in mine], drafter, error)
                 continue
-            for i, seq_draft in zip(mine, draft.seqs, strict=True):
-                drafts[i] = seq_draft
+            for i, offer in offers.items():
+                drafts[i] = offer
         return Draft(drafts)
 
     def commit(self, seq: Sequence, committed: Committed) -> None:
@@ -71,9 +72,9 @@ class DrafterRouter:
 
     def close(self, seq: Sequence) -> None:
         drafter = self._drafter(seq)
-        if drafter is not None:
-            drafter.close(seq)
         self._method.pop(seq.id, None)
+        if drafter is not None:
+            self._close(drafter, seq)
 
     def check_integrity(self) -> None:
         """Asserts that no closed sequence has left anything here."""
@@ -86,6 +87,12 @@ class DrafterRouter:
         reason = f"drafter {drafter.name!r} failed ({type(error).__name__}: {error}); the request goes on plain"
         log.warning("%s", reason, exc_info=error)
         for seq in seqs:
-            drafter.close(seq)
             self._method.pop(seq.id, None)
+            self._close(drafter, seq)
             seq.stats.dropped[f"drafter {drafter.name} failed"] += 1
+
+    def _close(self, drafter: Drafter, seq: Sequence) -> None:
+        try:
+            drafter.close(seq)
+        except Exception as error:
+            log.warning("drafter %r failed to close a sequence (%s: %s)", drafter.name, type(error).__name__, error)
