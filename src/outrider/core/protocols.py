@@ -207,7 +207,7 @@ class Controller(Protocol):
     """Decides how many tokens to draft. It sees the past and the load, never this round's p."""
 
     def budgets(self, seqs: Seq[Sequence]) -> list[int]:
-        """Draft nodes allowed for each sequence in the coming round (0: a plain step). A sequence's own `k` goes first."""
+        """Draft nodes allowed for each sequence in the coming round (0: a plain step). A sequence's own `k` wins."""
         ...
 
     def observe(self, seq: Sequence, drafted: int, accepted: int) -> None:
