@@ -49,7 +49,8 @@ Rule = Annotated[
     ),
 ]
 Dtype = Annotated[
-    str, typer.Option(help="Weights in memory: auto, quantised (the file's own blocks), bfloat16, float32.")
+    str,
+    typer.Option(help="The target's weights in memory: auto, quantised (the file's own blocks), bfloat16, float32."),
 ]
 Threads = Annotated[int | None, typer.Option(metavar="N", help="CPU threads. [default: the machine's physical cores]")]
 Offline = Annotated[bool, typer.Option("--offline", help="Never fetch: fail when the model is not on this machine.")]

@@ -54,6 +54,7 @@ class LLM:
     `rule`             "auto" (greedy at temperature 0, block otherwise) or a rule's name
     `drafter_options`  options by drafter name
     `dtype`            "auto", "quantised" (the file's own blocks), "bfloat16" or "float32"
+    `draft_dtype`      the same for the draft, whose precision changes only its speed and acceptance
     `threads`          CPU threads; None: the machine's physical cores
     `on_trace`         called with the StepTrace of every round
     Raises UserError or FetchError with one line that says what to do. Not thread-safe.
@@ -69,6 +70,7 @@ class LLM:
         rule: str = "auto",
         drafter_options: Mapping[str, DraftOptions] | None = None,
         dtype: str = "auto",
+        draft_dtype: str = "auto",
         threads: int | None = None,
         max_batch: int = 8,
         offline: bool = False,
@@ -82,7 +84,7 @@ class LLM:
             set_threads(threads)
         target = open_model(model, dtype=dtype, offline=offline, progress=progress)
         draft = (
-            open_model(draft_model, dtype=dtype, offline=offline, progress=progress)
+            open_model(draft_model, dtype=draft_dtype, offline=offline, progress=progress)
             if draft_model is not None
             else None
         )
