@@ -79,9 +79,7 @@ class LLM:
     ) -> None:
         controller = controller_class("fixed")(k)
         names = _drafter_names(drafter, has_draft=draft_model is not None)
-        _check_names(names, rule, has_draft=draft_model is not None)
-        if threads is not None:
-            set_threads(threads)
+        _check_options(names, rule, threads, has_draft=draft_model is not None)
         target = open_model(model, dtype=dtype, offline=offline, progress=progress)
         draft = (
             open_model(draft_model, dtype=draft_dtype, offline=offline, progress=progress)
@@ -90,7 +88,8 @@ class LLM:
         )
         self.opened: OpenedModel | None = target
         self.opened_draft = draft
-        self.plan = _plan(target, draft, names, k, rule)
+        cores = _share_cores(threads, [target] if draft is None else [target, draft])
+        self.plan = [*_plan(target, draft, names, k, rule), cores]
         self.warnings = _warnings(target, draft, names, k, rule)
         for warning in self.warnings:
             log.warning("%s", warning)
@@ -272,12 +271,23 @@ class LLM:
         return self.tokenizer.encode(text, add_special=what == "prompt")
 
 
-def set_threads(threads: int) -> None:
-    """CPU threads for torch and our kernels alike."""
-    if threads < 1:
-        raise ConfigError(f"threads = {threads} is not allowed: give an integer >= 1")
-    torch.set_num_threads(threads)
-    kernels.set_threads(threads)
+def _share_cores(threads: int | None, models: Seq[OpenedModel]) -> Decision:
+    """Gives the cores to whoever does the work, process-wide: our kernels, or torch where a model runs on torch.
+
+    Not both: idle workers of torch spin for a while after each of its operations, on the cores that the kernels need.
+    With a 0.5B draft of a 1.5B target on 2 cores that cost a fifth of the speed (docs/log.md).
+    """
+    if threads is not None:
+        kernels.set_threads(threads)
+    backends = {decision.value for model in models for decision in model.decisions if decision.field == "backend"}
+    if kernels.available() and backends == {"native"}:
+        torch.set_num_threads(1)
+        return Decision(
+            "threads", str(kernels.threads()), "in the kernels; torch keeps to one, so that it does not spin"
+        )
+    if threads is not None:
+        torch.set_num_threads(threads)
+    return Decision("threads", str(torch.get_num_threads()), "in torch, which does the work")
 
 
 def _as_list(prompts: Prompt | Seq[Prompt]) -> list[Prompt]:
@@ -309,8 +319,10 @@ def _drafter_names(drafter: str | Seq[str] | None, *, has_draft: bool) -> list[s
     return list(dict.fromkeys(names))
 
 
-def _check_names(names: list[str], rule: str, *, has_draft: bool) -> None:
+def _check_options(names: list[str], rule: str, threads: int | None, *, has_draft: bool) -> None:
     """What can be refused before a model is loaded is."""
+    if threads is not None and threads < 1:
+        raise ConfigError(f"threads = {threads} is not allowed: give an integer >= 1")
     if rule != "auto":
         verifier_class(rule)
     for name in names:
