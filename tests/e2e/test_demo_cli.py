@@ -61,7 +61,7 @@ class Clock:
         return 50.0 if (timings.draft_n == 0) == self.plain_faster else 25.0
 
 
-@pytest.mark.parametrize(("plain_faster", "ratio"), [(True, "0.50 x"), (False, "2.00 x")])
+@pytest.mark.parametrize(("plain_faster", "ratio"), [(True, "0.50 x"), (False, "not measurable")])
 def test_a_slower_lane_is_said_to_be_slower(demo, monkeypatch, plain_faster, ratio):
     monkeypatch.setattr(Timings, "predicted_per_second", property(Clock(plain_faster).per_second))
     code, out, _ = demo("-n", "40")

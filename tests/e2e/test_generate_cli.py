@@ -5,6 +5,7 @@ import json
 import signal
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from outrider import StepTrace
 from outrider.cli.main import main
@@ -248,3 +249,14 @@ def test_a_lossy_rule_is_labelled(document, generate):
     assert answer["lossless"] is False
     assert any("lossy" in warning for warning in answer["warnings"])
     assert "lossy" in generate("hello", "-n", "5", "--rule", "typical", "--quiet")[2]
+
+
+def test_an_answer_that_ends_in_an_error_says_so_and_exits_with_1(tmp_path, capsys):
+    broken = write_tiny_model(tmp_path / "broken")
+    weights = load_file(broken / "model.safetensors")
+    weights["model.norm.weight"][:] = float("nan")
+    save_file(weights, broken / "model.safetensors")
+    assert main(["generate", "-m", str(broken), "hello", "-n", "5", "--quiet"]) == 1
+    assert "NaN" in capsys.readouterr().err
+    assert main(["generate", "-m", str(broken), "hello", "-n", "5", "--quiet", "--json"]) == 1
+    assert "error: " in capsys.readouterr().out

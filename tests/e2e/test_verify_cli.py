@@ -63,8 +63,8 @@ def test_all_drafters_and_lengths_are_clean(verify, folder, temperature):
     assert document["relative_tolerance"] == 1e-4
 
 
-def test_a_table_and_a_verdict_for_people(verify):
-    code, out, err = verify("--drafter", "ngram", "--k", "3")
+def test_a_table_and_a_verdict_for_people(verify, folder):
+    code, out, err = verify("--drafter", "draft_model", "--draft-model", str(folder / "draft"), "--k", "3")
     assert code == 0
     assert "drafter" in out
     assert out.splitlines()[-1].startswith(("IDENTICAL 2 speculative", "TIE 2 speculative"))
@@ -122,3 +122,9 @@ def test_the_default_model_is_clean(capsys, temperature):
     assert code == 0
     assert all(lane["diverged"] == 0 for lane in document["lanes"])
     assert sum(lane["stats"]["drafted"] for lane in document["lanes"]) > 0
+
+
+def test_verifying_nothing_is_not_a_pass(verify):
+    code, out, _ = verify("--drafter", "ngram", "--k", "0", "--json")
+    assert code == 1
+    assert json.loads(out)["outcome"] == "UNVERIFIED"

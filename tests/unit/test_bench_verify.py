@@ -249,6 +249,7 @@ def test_a_lane_that_never_drafts_says_that_nothing_was_verified():
     llm = LLM.from_parts(random_table(V, seed=1), {"fixed": FixedDrafter(script=())}, k=4)
     report = verify(llm, PROMPTS, GREEDY, [Lane("fixed", 4, "greedy")])
     assert report.lanes[0].notes == ["nothing was drafted, so nothing was verified"]
+    assert report.outcome is Outcome.UNVERIFIED
 
 
 def test_a_drafter_that_fails_is_noted():
@@ -257,7 +258,7 @@ def test_a_drafter_that_fails_is_noted():
 
     llm = LLM.from_parts(random_table(V, seed=1), {"fixed": FixedDrafter(script=fails)}, k=4)
     report = verify(llm, PROMPTS, GREEDY, [Lane("fixed", 4, "greedy")])
-    assert report.outcome is Outcome.IDENTICAL
+    assert report.outcome is Outcome.UNVERIFIED
     assert any("drafter fixed failed" in note for note in report.lanes[0].notes)
 
 

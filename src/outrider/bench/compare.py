@@ -23,10 +23,11 @@ from outrider.engine.llm import LLM
 
 
 class Outcome(StrEnum):
-    """What comparing two answers comes to, from best to worst."""
+    """What comparing answers comes to, from best to worst. UNVERIFIED: they are equal, and nothing was drafted."""
 
     IDENTICAL = "IDENTICAL"
     TIE = "TIE"
+    UNVERIFIED = "UNVERIFIED"
     NOT_COMPARABLE = "NOT COMPARABLE"
     DIVERGED = "DIVERGED"
 
@@ -109,9 +110,12 @@ def compare_completions(
 ) -> Comparison:
     """Whether a speculative answer of `llm` is the plain one: tokens, end and finish reason.
 
-    `relative_tolerance` None: by the precision of the model's arithmetic. Equal answers are IDENTICAL whatever the
-    rule; others are NOT_COMPARABLE when the text depends on more than prompt and seed.
+    `relative_tolerance` None: by the precision of the model's arithmetic. An answer that ended in an error is DIVERGED,
+    whatever the other one is; equal answers are IDENTICAL whatever the rule; others are NOT_COMPARABLE when the text
+    depends on more than prompt and seed.
     """
+    if is_error(plain.finish_reason) or is_error(speculative.finish_reason):
+        return _diverged([], _failures(plain, speculative))
     if _same(plain, speculative):
         return _identical(len(plain.token_ids))
     unfit = next((answer.rule for answer in (plain, speculative) if not comparable(answer.rule, params)), None)
@@ -178,6 +182,17 @@ def oracle_for(llm: LLM, prompt_ids: Seq[int], params: SamplingParams, *, seed: 
         tokenizer=llm.tokenizer,
         constraint=(lambda: factory.json_schema(schema)) if factory is not None and schema is not None else None,
     )
+
+
+def is_error(finish_reason: str) -> bool:
+    """Whether an answer ended because it could not go on."""
+    return finish_reason.startswith("error")
+
+
+def _failures(plain: Ended, speculative: Ended) -> Difference:
+    ends = {"plain": plain.finish_reason, "speculative": speculative.finish_reason}
+    reason = "; ".join(f"{who} ended with {why!r}" for who, why in ends.items() if is_error(why))
+    return Difference(min(len(plain.token_ids), len(speculative.token_ids)), None, None, None, None, reason)
 
 
 def _same(plain: Ended, speculative: Ended) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 
-from outrider.bench.compare import Comparison, Outcome, compare_completions
+from outrider.bench.compare import Comparison, Outcome, compare_completions, is_error
 from outrider.bench.lanes import PLAIN, Lane, comparable, plain_lane
 from outrider.bench.peer import Peer, PeerAnswer
 from outrider.bench.prompts import BenchPrompt
@@ -287,5 +287,5 @@ def _notes(runs: Seq[Run], lanes: Seq[Lane], params: SamplingParams) -> list[str
             f"under rule {lanes[0].rule!r} at temperature {params.temperature} answers and their lengths differ by "
             "chance, so speeds are compared as tokens a second over all rows; --rule coupled makes answers comparable"
         )
-    errors = sorted({run.finish_reason for run in runs if run.finish_reason.startswith("error")})
+    errors = sorted({run.finish_reason for run in runs if is_error(run.finish_reason)})
     return notes + [f"answers ended early: {error}" for error in errors]

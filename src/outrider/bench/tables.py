@@ -22,6 +22,7 @@ STYLE = {
     Outcome.IDENTICAL: "green",
     Outcome.TIE: "yellow",
     Outcome.NOT_COMPARABLE: "yellow",
+    Outcome.UNVERIFIED: "bold red",
     Outcome.DIVERGED: "bold red",
 }
 SHOWN_DIFFERENCES = 20
@@ -76,6 +77,8 @@ def _difference_lines(report: VerifyReport, decode: Callable[[int], str]) -> lis
 
 def _meaning(report: VerifyReport) -> str:
     answers = sum(len(lane.findings) for lane in report.lanes)
+    if report.outcome is Outcome.UNVERIFIED:
+        return "no lane drafted a single token, so nothing was verified: give K >= 1, other drafters or longer answers"
     if report.outcome is Outcome.DIVERGED:
         bad = sum(lane.count(Outcome.DIVERGED) for lane in report.lanes)
         return f"{bad} of {answers} speculative answers differ from plain by more than rounding explains: this is a bug"

@@ -74,8 +74,10 @@ class VerifyReport:
 
     @property
     def outcome(self) -> Outcome:
-        """The worst verdict of all."""
-        return worst(finding.comparison.outcome for lane in self.lanes for finding in lane.findings)
+        """The worst verdict of all; UNVERIFIED when no lane drafted a single token."""
+        found = [finding.comparison.outcome for lane in self.lanes for finding in lane.findings]
+        idle = not any(lane.stats.drafted for lane in self.lanes)
+        return worst([*found, Outcome.UNVERIFIED] if idle else found)
 
 
 def verify(

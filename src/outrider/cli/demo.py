@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -20,8 +21,11 @@ if TYPE_CHECKING:
 
 EXIT_DIFFERENT = 1
 WARM_UP_TOKENS = 8
-REPEAT_WITHIN_S = 4.0
-"""A prompt whose two lanes took less than this runs once more, and the faster run of each lane counts."""
+REPEAT_WITHIN_S = 6.0
+"""A prompt whose two lanes took less than this runs twice more, alternating, and the median of each lane counts."""
+
+PLAUSIBLE = 1.1
+"""A ratio beyond this many times the tokens a pass says more about the machine than about speculation."""
 
 LETTER = (
     "Dear Ms. Moreau,\nthank you for your letter of the third of May. The workshop on mountain weather takes place on "
@@ -56,6 +60,11 @@ class _Lanes:
         base = self.plain.timings.predicted_per_second
         return self.speculative.timings.predicted_per_second / base if base else 0.0
 
+    @property
+    def plausible(self) -> bool:
+        """Whether the ratio can be true: a round costs at least a plain step."""
+        return self.ratio <= PLAUSIBLE * self.speculative.stats.acceptance_length
+
     def to_json(self) -> dict[str, object]:
         return {
             "prompt": self.name,
@@ -64,7 +73,7 @@ class _Lanes:
             "runs": self.runs,
             "speculative": self.speculative.timings.to_json(),
             "plain": self.plain.timings.to_json(),
-            "speedup": self.ratio,
+            "speedup": self.ratio if self.plausible else None,
             "stats": self.speculative.stats.to_json(),
         }
 
@@ -126,15 +135,20 @@ def _run(llm: LLM, name: str, text: str, params: SamplingParams, *, shown: bool)
     pairs = [(_finished(streamed), _answer(llm, prompt, params, "none"))]
     took_s = sum(lane.timings.prompt_ms + lane.timings.predicted_ms for lane in pairs[0]) / 1000
     if took_s < REPEAT_WITHIN_S:
-        pairs.append((_answer(llm, prompt, params, None), _answer(llm, prompt, params, "none")))
+        pairs += [(_answer(llm, prompt, params, None), _answer(llm, prompt, params, "none")) for _ in range(2)]
     found = [judge(llm, params, *pair) for pair in pairs]
     outcome = worst(comparison.outcome for comparison in found)
     comparison = next(one for one in found if one.outcome is outcome)
-    speculative, plain = (max(lane, key=lambda r: r.timings.predicted_per_second) for lane in zip(*pairs, strict=True))
+    speculative, plain = (_median(lane) for lane in zip(*pairs, strict=True))
     if shown:
         figures = summary(speculative.stats, speculative.timings.predicted_per_second, plain.timings)
         aside(f"plain gives {comparison.sentence} | {figures}")
     return _Lanes(name, speculative, plain, len(pairs), comparison)
+
+
+def _median(results: Seq[Result]) -> Result:
+    """The result of median speed."""
+    return sorted(results, key=lambda result: result.timings.predicted_per_second)[len(results) // 2]
 
 
 def _answer(llm: LLM, prompt: Prompt, params: SamplingParams, method: str | None) -> Result:
@@ -162,6 +176,8 @@ def _conclude(lanes: list[_Lanes], machine: Mapping[str, object]) -> None:
     busy = busy_warning(machine)
     if busy is not None:
         print(f"warning: {busy}")
+    if not all(lane.plausible for lane in lanes):
+        print("A ratio beyond the tokens a pass is noise: other work on this machine slowed one lane. Run it again.")
     slower = [lane.name for lane in lanes if lane.ratio < 1]
     if slower:
         print(f"Speculation was slower than plain on: {', '.join(slower)}. Too few draft tokens were kept there.")
@@ -172,7 +188,7 @@ def _conclude(lanes: list[_Lanes], machine: Mapping[str, object]) -> None:
 def _conditions(machine: Mapping[str, object], lanes: list[_Lanes]) -> str:
     """What the speeds depend on."""
     runs = min(lane.runs for lane in lanes)
-    how = "one run each" if runs == 1 else f"the faster of {runs} runs each"
+    how = "one run each" if runs == 1 else f"medians of {runs} alternating runs"
     return (
         f"{machine['cpu']}, {machine['cores']} cores, {machine['threads']} threads; temperature 0, "
         f"one request at a time, after a warm-up of {WARM_UP_TOKENS} tokens, {how}"
@@ -188,7 +204,7 @@ def _row(lane: _Lanes) -> tuple[str, ...]:
         lane.name,
         f"{lane.plain.timings.predicted_per_second:.1f}",
         f"{lane.speculative.timings.predicted_per_second:.1f}",
-        f"{lane.ratio:.2f} x",
+        f"{lane.ratio:.2f} x" if lane.plausible else "not measurable",
         f"{stats.rounds} for {stats.emitted} tokens",
         f"{stats.acceptance_rate:.0%} of {stats.drafted}",
         words.get(lane.comparison.outcome, "DIFFERENT"),

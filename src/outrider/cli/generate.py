@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from outrider.engine.llm import LLM, Prompt
     from outrider.engine.request import Result, TokenEvent
 
+EXIT_ERROR = 1
 EXIT_INTERRUPTED = 130
 
 File = Annotated[Path | None, typer.Option("--file", "-f", metavar="FILE", help="Read the prompt from a text file.")]
@@ -127,7 +128,7 @@ class _Run:
         self.printer = TokenPrinter(legend=not quiet)
 
     def run(self, compare: bool) -> None:
-        from outrider.cli.answer import judge, stream
+        from outrider.cli.answer import stream
 
         streamed = stream(self.llm, self.prompt, self.params, self._on_token, prediction=self.prediction)
         self.tracing.active = False
@@ -136,9 +137,20 @@ class _Run:
             note(f"interrupted | {summary(streamed.stats, streamed.per_second)}")
             raise typer.Exit(EXIT_INTERRUPTED)
         plain = self._plain() if compare else None
+        errors = [c.finish_reason for c in streamed.result.completions if c.finish_reason.startswith("error")]
         if self.json:
             self._print_document(streamed.result, plain)
-            return
+        else:
+            self._print_answer(streamed, plain)
+        if errors:
+            note(errors[0])
+            raise typer.Exit(EXIT_ERROR)
+
+    def _print_answer(self, streamed: Streamed, plain: Result | None) -> None:
+        """What follows the tokens that were shown as they came."""
+        from outrider.cli.answer import judge
+
+        assert streamed.result is not None
         self._print_others(streamed)
         if self.params.logprobs is not None:
             self._print_logprobs(streamed.result)

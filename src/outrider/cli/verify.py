@@ -80,7 +80,7 @@ def verify(
 
 
 def _run(setup: Setup, params: SamplingParams, rule: str, tolerance: float | None, *, json: bool, quiet: bool) -> None:
-    """Reads the prompts, loads the models, compares, prints; exits with 1 when an answer diverged."""
+    """Reads the prompts, loads the models, compares, prints; exits with 1 unless all was verified and equal."""
     chosen = setup.read_prompts()
 
     from outrider.bench.compare import Outcome
@@ -102,7 +102,7 @@ def _run(setup: Setup, params: SamplingParams, rule: str, tolerance: float | Non
     print_verify(report, console(stderr=json), lambda token: token_text(token, llm.tokenizer))
     if json:
         common.print_json(verify_json(report, facts(llm, setup, params, chosen, machine_facts(), raw)))
-    if report.outcome is Outcome.DIVERGED:
+    if report.outcome in (Outcome.DIVERGED, Outcome.UNVERIFIED):
         raise typer.Exit(EXIT_DIVERGED)
 
 
