@@ -42,7 +42,7 @@ BAD_OPTIONS = {
     "top-k": (["hello", "--top-k", "-2"], ["top_k = -2", ">= 0"]),
     "min-p": (["hello", "--min-p", "1"], ["min_p = 1.0", "[0, 1)"]),
     "penalty": (["hello", "--frequency-penalty", "3"], ["frequency_penalty = 3.0", "[-2, 2]"]),
-    "repetition": (["hello", "--repetition-penalty", "0"], ["repetition_penalty = 0.0", "> 0"]),
+    "repetition": (["hello", "--repetition-penalty", "0"], ["repetition_penalty = 0.0", "[0.01, 100]"]),
     "max tokens": (["hello", "--max-tokens", "0"], ["max_tokens = 0", ">= 1"]),
     "n": (["hello", "--n", "0"], ["n = 0", ">= 1"]),
     "logprobs": (["hello", "--logprobs", "-1"], ["logprobs = -1", "[0, 100]"]),
