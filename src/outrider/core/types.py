@@ -31,7 +31,8 @@ class SamplingParams:
     top_p              keep the smallest likeliest set with at least this mass, in (0, 1]
     min_p              keep tokens with at least this share of the likeliest token's probability, in [0, 1)
     presence_penalty, frequency_penalty   subtracted from the logits of tokens already generated, in [-2, 2]
-    repetition_penalty divides positive and multiplies negative logits of tokens in prompt or output, in [0.01, 100]; 1 is off
+    repetition_penalty divides positive and multiplies negative logits of tokens in prompt or output, in [0.01, 100];
+                       1 is off
     logit_bias         added to the logits of these token ids
     bad_token_ids      never generated
     min_tokens         nothing ends the answer before this many tokens: EOS and stop token ids cannot be drawn, and stop
