@@ -105,7 +105,7 @@ def test_pull_of_a_path_prints_it(models, folder):
 
 def test_pull_offline_of_what_is_not_cached(models):
     code, out, err = models("pull", DEFAULT_MODEL, "--offline")
-    assert (code, out) == (1, "")
+    assert (code, out) == (2, "")
     assert err.count("\n") == 1
     assert DEFAULT_MODEL in err
 

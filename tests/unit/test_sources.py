@@ -237,7 +237,7 @@ def test_a_link_out_of_the_cache_is_refused(joined: CatalogueEntry, cache: Path,
 
 
 def test_offline_without_a_copy(joined: CatalogueEntry) -> None:
-    with pytest.raises(FetchError, match="offline"):
+    with pytest.raises(ModelNotFoundError, match=r"offline.*outrider models pull joined"):
         resolve("joined", offline=True, locate=never)
 
 

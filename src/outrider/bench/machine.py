@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 import outrider
+from outrider import kernels
 
 BUSY_SHARE = 0.25
 """A load average above this share of the cores, before the measurement begins, is worth a warning."""
@@ -22,7 +23,7 @@ def machine_facts() -> dict[str, object]:
     return {
         "cpu": cpu_name(),
         "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
+        "threads": kernels.threads() if kernels.available() else torch.get_num_threads(),
         "memory_gib": _memory_gib(),
         "platform": platform.platform(),
         "accelerator": torch.cuda.get_device_name() if torch.cuda.is_available() else None,

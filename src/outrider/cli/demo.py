@@ -140,10 +140,12 @@ def _run(llm: LLM, name: str, text: str, params: SamplingParams, *, shown: bool)
     outcome = worst(comparison.outcome for comparison in found)
     comparison = next(one for one in found if one.outcome is outcome)
     speculative, plain = (_median(lane) for lane in zip(*pairs, strict=True))
+    lanes = _Lanes(name, speculative, plain, len(pairs), comparison)
     if shown:
-        figures = summary(speculative.stats, speculative.timings.predicted_per_second, plain.timings)
+        measured = plain.timings if lanes.plausible else None
+        figures = summary(speculative.stats, speculative.timings.predicted_per_second, measured)
         aside(f"plain gives {comparison.sentence} | {figures}")
-    return _Lanes(name, speculative, plain, len(pairs), comparison)
+    return lanes
 
 
 def _median(results: Seq[Result]) -> Result:

