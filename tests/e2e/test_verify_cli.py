@@ -128,3 +128,16 @@ def test_verifying_nothing_is_not_a_pass(verify):
     code, out, _ = verify("--drafter", "ngram", "--k", "0", "--json")
     assert code == 1
     assert json.loads(out)["outcome"] == "UNVERIFIED"
+
+
+@pytest.mark.model
+def test_c1_a_repeated_word_is_drafted_and_equals_plain(tmp_path, capsys):
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text(json.dumps({"prompt": "serving" * 48}) + "\n")
+    options = ["--drafter", "ngram", "--k", "1,5,8", "--max-tokens", "32", "--raw", "--ignore-eos"]
+    code = main(["verify", "smollm2-135m", *options, "--prompts", str(prompts), "--json", "--quiet"])
+    document = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (code, document["outcome"]) == (0, "IDENTICAL")
+    for lane in document["lanes"]:
+        assert lane["stats"]["accepted"] > 0
+        assert lane["stats"]["emitted"] == 32
