@@ -23,8 +23,9 @@ from __future__ import annotations
 
 from outrider.core.draft import DraftLaw, SeqDraft
 from outrider.core.rng import Key, Purpose, Rng
-from outrider.core.verdict import Origin, Verdict
+from outrider.core.verdict import Verdict
 from outrider.core.warp import Rows
+from outrider.verify.walk import walk
 
 
 class CoupledVerifier:
@@ -37,15 +38,8 @@ class CoupledVerifier:
     weighs_q = False
 
     def verify(self, draft: SeqDraft, p: Rows, rng: Rng, seed: int, position: int) -> Verdict:
-        path: list[int] = []
-        node = -1
-        while True:
-            token = p.point_M[node + 1]
-            if token < 0:
-                token = rng.race(p.row(node + 1), Key(seed, position + len(path), Purpose.RACE))
-            children = [i for i, parent in enumerate(draft.parents) if parent == node]
-            match = next((child for child in children if draft.tokens[child] == token), None)
-            if match is None:
-                return Verdict(path, token, Origin.RECOVERED if children else Origin.BONUS)
-            path.append(match)
-            node = match
+        def winner(row: int, depth: int) -> int:
+            token = p.point_M[row]
+            return token if token >= 0 else rng.race(p.row(row), Key(seed, position + depth, Purpose.RACE))
+
+        return walk(draft, winner)

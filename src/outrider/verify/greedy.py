@@ -17,8 +17,9 @@ from __future__ import annotations
 
 from outrider.core.draft import DraftLaw, SeqDraft
 from outrider.core.rng import Rng
-from outrider.core.verdict import Origin, Verdict
+from outrider.core.verdict import Verdict
 from outrider.core.warp import Rows
+from outrider.verify.walk import walk
 
 
 class GreedyVerifier:
@@ -31,14 +32,9 @@ class GreedyVerifier:
     weighs_q = False
 
     def verify(self, draft: SeqDraft, p: Rows, rng: Rng, seed: int, position: int) -> Verdict:
-        path: list[int] = []
-        node = -1
-        while True:
-            token = p.point_M[node + 1]
+        def likeliest(row: int, depth: int) -> int:
+            token = p.point_M[row]
             assert token >= 0, "rule 'greedy' judges one-hot rows only"
-            children = [i for i, parent in enumerate(draft.parents) if parent == node]
-            match = next((child for child in children if draft.tokens[child] == token), None)
-            if match is None:
-                return Verdict(path, token, Origin.RECOVERED if children else Origin.BONUS)
-            path.append(match)
-            node = match
+            return token
+
+        return walk(draft, likeliest)
