@@ -29,6 +29,8 @@ class ToyVocabulary:
     scores: list[float] | None = None
     bos_id: int | None = None
     eos_id: int | None = None
+    eot_id: int | None = None
+    eom_id: int | None = None
     unk_id: int | None = None
     pad_id: int | None = None
     add_bos: bool = False
@@ -60,7 +62,7 @@ def byte_level_vocabulary(pre: str = "gpt-2", *, extra: tuple[tuple[str, int], .
     for token, kind in (("<|begin|>", 3), ("<|im_end|>", 3), ("<tool_call>", 4), *extra):
         tokens.append(token)
         types.append(kind)
-    return ToyVocabulary("gpt2", pre, tokens, types, joins, None, bos_id, bos_id + 1)
+    return ToyVocabulary("gpt2", pre, tokens, types, joins, bos_id=bos_id, eos_id=bos_id + 1)
 
 
 def sentencepiece_vocabulary(**changes: object) -> ToyVocabulary:
@@ -96,6 +98,8 @@ def read_vocabulary(path: Path) -> ToyVocabulary:
         scores=get("scores"),
         bos_id=get("bos_token_id"),
         eos_id=get("eos_token_id"),
+        eot_id=get("eot_token_id"),
+        eom_id=get("eom_token_id"),
         unk_id=get("unknown_token_id"),
         pad_id=get("padding_token_id"),
         add_bos=get("add_bos_token", False),

@@ -13,7 +13,6 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
 from outrider.errors import ModelFileError, RequestError
-from outrider.models.loader.checkpoint import GGUFVocabulary
 from outrider.models.tokenizer import Tokenizer
 from outrider.models.tokenizer_gguf import supported_pre_tokenizers
 from tests.vocabulary import REPEATABLE, ToyVocabulary, byte_alphabet, byte_level_vocabulary, sentencepiece_vocabulary
@@ -108,12 +107,7 @@ def test_end_ids_hold_the_stated_one_first_and_every_known_end_marker():
 def test_the_ends_of_turn_and_message_that_a_file_states_are_ends_however_they_are_spelled():
     toy = byte_level_vocabulary(extra=(("<turn>", 3), ("<message>", 3), ("<|endoftext|>", 3)))
     turn, message, text = range(len(toy.tokens) - 3, len(toy.tokens))
-    fields = {
-        name: getattr(toy, name)
-        for name in (field.name for field in dataclasses.fields(GGUFVocabulary))
-        if hasattr(toy, name)
-    }
-    vocabulary = GGUFVocabulary(**fields | {"eot_id": turn, "eom_id": message})
+    vocabulary = dataclasses.replace(toy, eot_id=turn, eom_id=message)
     assert Tokenizer.from_gguf(vocabulary).eos_ids == (toy.eos_id, turn, message, text)
     with pytest.raises(ModelFileError, match="eot_id is 99999"):
         Tokenizer.from_gguf(dataclasses.replace(vocabulary, eot_id=99999))

@@ -32,11 +32,9 @@ END_TOKENS = frozenset(
 )
 
 
-STATED_ENDS = ("eos_id", "eot_id", "eom_id")
-
-
 class Vocabulary(Protocol):
-    """What is read here from a GGUF file's `tokenizer.ggml.*` metadata. May also have `eot_id` and `eom_id`."""
+    """What is read here from a GGUF file's `tokenizer.ggml.*` metadata. `eos_id` ends a text, `eot_id` a turn, `eom_id`
+    a message."""
 
     @property
     def model(self) -> str: ...
@@ -54,6 +52,10 @@ class Vocabulary(Protocol):
     def bos_id(self) -> int | None: ...
     @property
     def eos_id(self) -> int | None: ...
+    @property
+    def eot_id(self) -> int | None: ...
+    @property
+    def eom_id(self) -> int | None: ...
     @property
     def unk_id(self) -> int | None: ...
     @property
@@ -165,7 +167,7 @@ def _assemble(vocab: Vocabulary) -> Backend:
 
 def end_ids(vocab: Vocabulary) -> list[int]:
     """The ids that end an answer: those that the file states, then the control tokens spelled like end markers."""
-    stated: list[int | None] = [getattr(vocab, name, None) for name in STATED_ENDS]
+    stated = (vocab.eos_id, vocab.eot_id, vocab.eom_id)
     pairs = enumerate(zip(vocab.tokens, vocab.token_types, strict=True))
     spelled = [index for index, (token, kind) in pairs if kind == CONTROL and token in END_TOKENS]
     return [index for index in stated if index is not None] + spelled
@@ -189,8 +191,8 @@ def _check(vocab: Vocabulary) -> None:
         raise ModelFileError(
             f"tokenizer.ggml.token_type has {len(vocab.token_types)} entries for {n_tokens} tokens: the file is corrupt"
         )
-    for name in ("bos_id", *STATED_ENDS, "unk_id", "pad_id"):
-        value: int | None = getattr(vocab, name, None)
+    for name in ("bos_id", "eos_id", "eot_id", "eom_id", "unk_id", "pad_id"):
+        value: int | None = getattr(vocab, name)
         if value is not None and not 0 <= value < n_tokens:
             raise ModelFileError(f"tokenizer.ggml {name} is {value}, outside the vocabulary of {n_tokens} tokens")
 
