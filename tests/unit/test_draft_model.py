@@ -12,10 +12,10 @@ from outrider.core.draft import DraftLaw, SeqDraft
 from outrider.core.protocols import Committed, Drafter, LanguageModel, Pass, Segment
 from outrider.core.registry import verifier_class
 from outrider.core.rng import CounterRng, ExhaustiveRng, Key, Purpose, Rng
+from outrider.core.step import PREFILL_CHUNK
 from outrider.core.types import SamplingParams, Sequence
 from outrider.core.warp import RowContext, distribution, warp
 from outrider.drafters.cascade import CascadeDrafter
-from outrider.drafters.draft_cache import PREFILL_CHUNK
 from outrider.drafters.draft_model import DraftModelDrafter
 from outrider.drafters.fixed import FixedDrafter
 from outrider.drafters.layer_skip import LayerSkipDrafter

@@ -19,14 +19,12 @@ from torch import Tensor
 from outrider.core.protocols import Constraint, Drafter, LanguageModel, Segment
 from outrider.core.registry import controller_class, drafter_class, verifier_class
 from outrider.core.rng import CounterRng, Key, Purpose, exponential_clocks
-from outrider.core.step import Decided, spec_step
+from outrider.core.step import PREFILL_CHUNK, Decided, spec_step
 from outrider.core.types import SamplingParams, Sequence
 from outrider.core.verdict import Origin
 from outrider.core.warp import RowContext, warp
 from outrider.engine.commit import Transcript
 from outrider.models.tokenizer import Tokenizer
-
-PREFILL_CHUNK = 512
 
 RELATIVE_TOLERANCE = {"float64": 1e-9, "float32": 1e-4, "bfloat16": 2.0**-6}
 """How far rounding may move a logit, as a share of the row's largest |logit|, by the precision of the arithmetic.

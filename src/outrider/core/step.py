@@ -34,6 +34,7 @@ Commit = Callable[[Sequence, list[Decided]], int]
 """Makes decided tokens final, one by one, until one ends the sequence; returns how many became final (>= 1)."""
 
 PREFILL_CHUNK = 512
+"""Tokens that one pass of a prefill takes: the memory of a long prompt's activations stays bounded."""
 
 BAD_LOGITS = "error: the target's logits are NaN, or every token is forbidden"
 

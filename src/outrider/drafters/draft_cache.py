@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from outrider.core.protocols import KVCache, LanguageModel, Segment
+from outrider.core.step import PREFILL_CHUNK
 
-PREFILL_CHUNK = 512
 ROWS_WITH_LOGITS = 16
 """Longer catch-ups first run without the head, whose logits nobody would read."""
 
