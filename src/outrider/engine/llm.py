@@ -19,7 +19,6 @@ from outrider.core.types import Decision, SamplingParams
 from outrider.engine.engine import Engine, require_judgeable, resolve_rule
 from outrider.engine.opening import (
     DraftOptions,
-    OpenedModel,
     build_drafter,
     missing_draft,
     needs_of,
@@ -29,6 +28,7 @@ from outrider.engine.opening import (
 from outrider.engine.request import Request, Result, Speculation, TokenEvent
 from outrider.errors import ConfigError, RequestError
 from outrider.models.chat_template import ChatTemplate
+from outrider.models.load import LoadedModel
 from outrider.models.loader.catalogue import DEFAULT_MODEL
 from outrider.models.loader.sources import Progress
 from outrider.models.tokenizer import Tokenizer
@@ -86,7 +86,7 @@ class LLM:
             if draft_model is not None
             else None
         )
-        self.opened: OpenedModel | None = target
+        self.opened: LoadedModel | None = target
         self.opened_draft = draft
         cores = _share_cores(threads, [target] if draft is None else [target, draft])
         self.plan = [*_plan(target, draft, names, k, rule), cores]
@@ -271,7 +271,7 @@ class LLM:
         return self.tokenizer.encode(text, add_special=what == "prompt")
 
 
-def _share_cores(threads: int | None, models: Seq[OpenedModel]) -> Decision:
+def _share_cores(threads: int | None, models: Seq[LoadedModel]) -> Decision:
     """Gives the cores to whoever does the work, process-wide: our kernels, or torch where a model runs on torch.
 
     Not both: idle workers of torch spin for a while after each of its operations, on the cores that the kernels need.
@@ -330,7 +330,7 @@ def _check_options(names: list[str], rule: str, threads: int | None, *, has_draf
             raise ConfigError(missing_draft(name))
 
 
-def _plan(target: OpenedModel, draft: OpenedModel | None, names: list[str], k: int, rule: str) -> list[Decision]:
+def _plan(target: LoadedModel, draft: LoadedModel | None, names: list[str], k: int, rule: str) -> list[Decision]:
     plan = [Decision("target", target.name, f"loaded from {target.path.name} in {target.load_s:.1f} s")]
     plan += target.decisions
     plan.append(Decision("target memory", f"{target.size_bytes / 1e6:.0f} MB", "weights as loaded; the cache grows"))
@@ -346,7 +346,7 @@ def _plan(target: OpenedModel, draft: OpenedModel | None, names: list[str], k: i
     return plan
 
 
-def _warnings(target: OpenedModel, draft: OpenedModel | None, names: list[str], k: int, rule: str) -> list[str]:
+def _warnings(target: LoadedModel, draft: LoadedModel | None, names: list[str], k: int, rule: str) -> list[str]:
     warnings = []
     needs_draft = any(needs_of(name) & {"model", "drafters"} for name in names)
     if draft is not None and (not needs_draft or k == 0):

@@ -2,58 +2,27 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
 
 from outrider.core.protocols import Drafter, LanguageModel
 from outrider.core.registry import DRAFTERS, drafter_class
 from outrider.core.types import Decision
 from outrider.errors import ConfigError
-from outrider.models.chat_template import ChatTemplate
-from outrider.models.load import load_model
+from outrider.models.load import LoadedModel, load_model
 from outrider.models.loader.sources import Progress, resolve
 from outrider.models.pairing import require_compatible
-from outrider.models.tokenizer import Tokenizer
 
 DraftOptions = Mapping[str, object]
 
 
-@dataclass(frozen=True, slots=True)
-class OpenedModel:
-    """A model ready to run. `size_bytes` is the memory of its weights as loaded."""
-
-    name: str
-    path: Path
-    model: LanguageModel
-    tokenizer: Tokenizer
-    template: ChatTemplate
-    size_bytes: int
-    load_s: float
-    decisions: tuple[Decision, ...]
-
-
 def open_model(
     name: str, *, dtype: str = "auto", offline: bool = False, progress: Progress | None = None
-) -> OpenedModel:
+) -> LoadedModel:
     """Finds (fetching if need be), reads and checks a model. Raises UserError or FetchError, one line each."""
-    path = resolve(name, offline=offline, progress=progress)
-    began = time.perf_counter()
-    loaded = load_model(path, dtype=dtype)
-    return OpenedModel(
-        name=name,
-        path=path,
-        model=loaded.model,
-        tokenizer=loaded.tokenizer,
-        template=loaded.template,
-        size_bytes=loaded.size_bytes,
-        load_s=time.perf_counter() - began,
-        decisions=loaded.decisions,
-    )
+    return load_model(resolve(name, offline=offline, progress=progress), name=name, dtype=dtype)
 
 
-def require_pair(target: OpenedModel, draft: OpenedModel) -> Decision:
+def require_pair(target: LoadedModel, draft: LoadedModel) -> Decision:
     """Checks that the draft speaks the target's tokens; raises PairingError otherwise. Returns the finding."""
     pairing = require_compatible(target.tokenizer, draft.tokenizer, target_name=target.name, draft_name=draft.name)
     return Decision("pairing", pairing.verdict.value, " ".join([pairing.sentence, *pairing.notes]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,15 +27,24 @@ BACKENDS = ("auto", "native", "transformers")
 class LoadedModel:
     """A model and what is needed to talk to it. `size_bytes` is the memory of the weights as loaded."""
 
+    name: str
+    path: Path
     model: LanguageModel
     tokenizer: Tokenizer
     template: ChatTemplate
     size_bytes: int
+    load_s: float
     decisions: tuple[Decision, ...]
 
 
-def load_model(path: str | Path, *, dtype: str = "auto", device: str = "cpu", backend: str = "auto") -> LoadedModel:
-    """A GGUF file or a Hugging Face folder. `backend` "auto" runs natively whatever the native decoder can run.
+_Parts = tuple[Decoder | TransformersModel, Tokenizer, ChatTemplate, tuple[Decision, ...]]
+
+
+def load_model(
+    path: str | Path, *, name: str | None = None, dtype: str = "auto", device: str = "cpu", backend: str = "auto"
+) -> LoadedModel:
+    """A GGUF file or a Hugging Face folder, under `name` (None: the path's). `backend` "auto" runs natively whatever
+    the native decoder can run.
 
     Raises `ConfigError` for an option, `ModelNotFoundError`, `ModelFileError` or `MissingExtraError` for the model.
     """
@@ -42,7 +52,13 @@ def load_model(path: str | Path, *, dtype: str = "auto", device: str = "cpu", ba
         raise ConfigError(f"dtype {dtype!r} is not allowed: give one of auto, {', '.join(DTYPES)}")
     if backend not in BACKENDS:
         raise ConfigError(f"backend {backend!r} is not allowed: give {', '.join(BACKENDS[:-1])} or {BACKENDS[-1]}")
-    path = Path(path)
+    path, began = Path(path), time.perf_counter()
+    model, tokenizer, template, decisions = _parts(path, dtype, device, backend)
+    load_s = time.perf_counter() - began
+    return LoadedModel(name or model.name, path, model, tokenizer, template, model.nbytes, load_s, decisions)
+
+
+def _parts(path: Path, dtype: str, device: str, backend: str) -> _Parts:
     if backend == "transformers":
         return _through_transformers(path, device, dtype, "asked for")
     try:
@@ -81,7 +97,7 @@ def _precision(asked: str, device: str, checkpoint: Checkpoint | None) -> Decisi
     return Decision("dtype", "float32", "no compiled kernels here, and torch's bfloat16 products are slow on a CPU")
 
 
-def _natively(checkpoint: Checkpoint, device: str, precision: Decision) -> LoadedModel:
+def _natively(checkpoint: Checkpoint, device: str, precision: Decision) -> _Parts:
     path, tokenizer = checkpoint.path, Tokenizer.of(checkpoint)
     name = path.stem if path.is_file() else path.name
     model = Decoder.from_checkpoint(
@@ -90,13 +106,8 @@ def _natively(checkpoint: Checkpoint, device: str, precision: Decision) -> Loade
     how = (
         f"{checkpoint.config.architecture} is an architecture of the native decoder ({checkpoint.quantisation} on disk)"
     )
-    return LoadedModel(
-        model=model,
-        tokenizer=tokenizer,
-        template=ChatTemplate.for_tokenizer(checkpoint.chat_template, tokenizer),
-        size_bytes=model.nbytes,
-        decisions=(Decision("backend", "native", how), precision, _arithmetic(model)),
-    )
+    template = ChatTemplate.for_tokenizer(checkpoint.chat_template, tokenizer)
+    return model, tokenizer, template, (Decision("backend", "native", how), precision, _arithmetic(model))
 
 
 def _arithmetic(model: Decoder) -> Decision:
@@ -105,17 +116,12 @@ def _arithmetic(model: Decoder) -> Decision:
     return Decision("kernels", kernels.active_level(), kernels.why())
 
 
-def _through_transformers(folder: Path, device: str, dtype: str, why: str) -> LoadedModel:
+def _through_transformers(folder: Path, device: str, dtype: str, why: str) -> _Parts:
     precision = _precision(dtype, device, None)
     weights = DTYPES[precision.value]
     assert weights is not None
     model = TransformersModel.from_folder(folder, dtype=weights, device=device)
     tokenizer = Tokenizer.from_folder(folder, vocab_size=model.vocab_size)
     model.vocab_size = tokenizer.used_size
-    return LoadedModel(
-        model=model,
-        tokenizer=tokenizer,
-        template=ChatTemplate.from_folder(folder, tokenizer),
-        size_bytes=model.nbytes,
-        decisions=(Decision("backend", "transformers", why), precision),
-    )
+    template = ChatTemplate.from_folder(folder, tokenizer)
+    return model, tokenizer, template, (Decision("backend", "transformers", why), precision)
