@@ -30,6 +30,8 @@ COMMANDS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "chat": ("outrider.cli.chat:chat", "Talk with a model, turn by turn."),
         "verify": ("outrider.cli.verify:verify", "Check that speculation changes no answer."),
         "bench": ("outrider.cli.bench:bench", "Measure plain and speculative decoding on your prompts."),
+        "profile": ("outrider.cli.profile:profile", "Measure a target pass by its number of rows."),
+        "doctor": ("outrider.cli.doctor:doctor", "What was detected, what is used, and whether it computes right."),
         "models": ("outrider.cli.models:app", "List, fetch, inspect and pair models."),
         "demo": ("outrider.cli.demo:demo", "Plain and speculative, side by side, on a small model."),
     }

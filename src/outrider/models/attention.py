@@ -19,11 +19,22 @@ from outrider import kernels
 from outrider.core.protocols import Segment
 from outrider.core.tree import depths, visible
 from outrider.kernels import reference
+from outrider.kernels.ops import HEAD_STEP
 from outrider.models.kv import DecoderCache
 from outrider.models.loader.checkpoint import RopeScaling
 
-KERNEL_HEAD_STEP = 16
-"""Head widths that the attention kernel takes are multiples of this."""
+KERNEL_HEAD_STEP = HEAD_STEP
+
+
+def why_not_kernels(head_dim: int, device: torch.device) -> str | None:
+    """Why attention runs in torch, for people; None where the kernel runs it."""
+    if device.type != "cpu":
+        return f"the model is on {device}"
+    if not kernels.available():
+        return kernels.why()
+    if head_dim % HEAD_STEP:
+        return f"heads of {head_dim} numbers, and the kernel takes multiples of {HEAD_STEP}"
+    return None
 
 
 class Rope:

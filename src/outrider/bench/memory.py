@@ -1,0 +1,83 @@
+"""Where a model's bytes are: in its file, in memory, and in what a pass reads."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from outrider.core.protocols import KVCache, LanguageModel
+from outrider.models.decoder import Decoder
+from outrider.models.kv import DecoderCache
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes. `peak_rss` is the process's, `rss_before_load` what it held before the model; None: the system tells not.
+
+    `weights` is what the weights take as loaded, `pass_weights` what of it a pass reads (layers and head, not the
+    embedding, of which a pass reads its rows' alone) and `kv` what it reads of the context; None: not known.
+    """
+
+    file: int
+    weights: int
+    pass_weights: int | None
+    kv: int | None
+    peak_rss: int | None
+    rss_before_load: int | None
+
+    @property
+    def model_peak_to_file(self) -> float | None:
+        """The peak without what the process held before the model, over the file."""
+        if self.peak_rss is None or self.rss_before_load is None:
+            return None
+        return (self.peak_rss - self.rss_before_load) / self.file
+
+    @property
+    def per_pass(self) -> int | None:
+        return None if self.pass_weights is None or self.kv is None else self.pass_weights + self.kv
+
+
+def pass_nbytes(model: LanguageModel) -> int | None:
+    """Bytes of the weights that a pass with logits reads: the layers' matrices and the head. None: not known."""
+    if not isinstance(model, Decoder):
+        return None
+    return model.nbytes - model._embedding.nbytes
+
+
+def file_nbytes(path: Path) -> int:
+    """Bytes of the weights on disk: the file, or the folder's safetensors files."""
+    files = [path] if path.is_file() else list(path.glob("*.safetensors"))
+    return sum(file.stat().st_size for file in files)
+
+
+def kv_nbytes(cache: KVCache, context: int) -> int | None:
+    """Bytes of the keys and values of `context` positions."""
+    if not isinstance(cache, DecoderCache):
+        return None
+    return cache.store[:, :, :context].numel() * cache.store.element_size()
+
+
+def rss() -> int | None:
+    """Bytes that the process holds in memory now, mapped files included; None where the system does not tell."""
+    return _status_nbytes("VmRSS")
+
+
+def peak_rss() -> int | None:
+    """The most that the process ever held in memory."""
+    known = _status_nbytes("VmHWM")
+    if known is not None or sys.platform == "win32":
+        return known
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def _status_nbytes(field: str) -> int | None:
+    try:
+        lines = Path("/proc/self/status").read_text("ascii", "replace").splitlines()
+    except OSError:
+        return None
+    found = [line.split() for line in lines if line.startswith(f"{field}:")]
+    return 1024 * int(found[0][1]) if found else None

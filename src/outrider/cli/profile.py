@@ -1,0 +1,151 @@
+"""`outrider profile`: what does checking several tokens cost on this machine, and where does the time go?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from outrider.cli import common
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from outrider.bench.profile import Profile
+    from outrider.engine.llm import LLM
+
+HEADLINE_ROWS = 5
+
+Rows = Annotated[str, typer.Option(metavar="M[,M...]", help="Rows of a pass: 1 and the draft tokens it checks.")]
+Context = Annotated[int, typer.Option(metavar="N", help="Tokens in the cache before the pass.")]
+Repeat = Annotated[int, typer.Option(metavar="N", help="Measured rounds over all numbers of rows; medians are shown.")]
+
+
+def profile(
+    target: common.Target,
+    rows: Rows = "1,2,3,4,5,8,16",
+    context: Context = 512,
+    repeat: Repeat = 11,
+    dtype: common.Dtype = "auto",
+    threads: common.Threads = None,
+    offline: common.Offline = False,
+    json: common.Json = False,
+    quiet: common.Quiet = False,
+) -> None:
+    """Measure a target pass by its number of rows, with its share of the memory bandwidth, prefill and sampling.
+
+    With --json one JSON document is the last line of stdout, and the table goes to stderr.
+    """
+    from outrider.bench.machine import busy_warning, machine_facts
+    from outrider.bench.memory import rss
+    from outrider.bench.profile import check_sizes, parse_rows
+    from outrider.bench.profile import profile as measure
+    from outrider.cli.measuring import console
+
+    counts = parse_rows(rows)
+    check_sizes(context, repeat)
+    machine, before = machine_facts(), rss()
+    llm = _open(target, dtype, threads, offline, quiet)
+    with _bar(counts, repeat, quiet=quiet) as on_step:
+        found = measure(llm, counts, context=context, repeat=repeat, rss_before_load=before, on_step=on_step)
+    machine["threads"] = machine_facts()["threads"]
+    busy = busy_warning(machine)
+    notes = [*([busy] if busy else []), *found.notes()]
+    _print(found, notes, console(stderr=json))
+    if json:
+        common.print_json(_document(llm, found, notes, machine, dtype))
+
+
+def _open(target: str, dtype: str, threads: int | None, offline: bool, quiet: bool) -> LLM:
+    from outrider.cli.progress import download_bar
+    from outrider.cli.terminal import print_plan
+    from outrider.engine.llm import LLM
+
+    with download_bar(quiet=quiet) as progress:
+        llm = LLM(target, drafter="none", k=0, dtype=dtype, threads=threads, offline=offline, progress=progress)
+    if not quiet:
+        print_plan(decision for decision in llm.plan if decision.field not in ("drafter", "k", "rule"))
+    return llm
+
+
+@contextmanager
+def _bar(rows: tuple[int, ...], repeat: int, *, quiet: bool) -> Iterator[Callable[[], None]]:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from outrider.bench.profile import steps
+
+    columns = (TextColumn("measuring"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    shown = Console(stderr=True)
+    with Progress(*columns, console=shown, transient=True, disable=quiet or not shown.is_terminal) as progress:
+        task = progress.add_task("measuring", total=steps(rows, repeat))
+        yield lambda: progress.advance(task)
+
+
+def _print(found: Profile, notes: list[str], console: Console) -> None:
+    from rich.table import Table
+
+    from outrider.cli.terminal import megabytes
+
+    table = Table(header_style="bold")
+    for name in ("rows", "ms", "IQR", "v", "GB/s", "share", "sampling ms", "of the pass"):
+        table.add_column(name, justify="right")
+    for rows, times in found.passes.items():
+        gbps, share, sampling_s = found.gbps(rows), found.share(rows), found.sampling_s(rows)
+        table.add_row(
+            str(rows),
+            f"{1e3 * times.median_s:.2f}",
+            f"{1e3 * times.spread.q1:.2f}..{1e3 * times.spread.q3:.2f}",
+            f"{found.v(rows):.2f}",
+            "-" if gbps is None else f"{gbps:.1f}",
+            "-" if share is None else f"{share:.0%}",
+            f"{1e3 * sampling_s:.2f}",
+            f"{sampling_s / times.median_s:.0%}",
+        )
+    console.print(table)
+    for line in _lines(found, megabytes):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    for note in notes:
+        console.print(f"note: {note}", markup=False, highlight=False, soft_wrap=True)
+    console.print(_reading(found), markup=False, highlight=False, soft_wrap=True, style="bold")
+
+
+def _lines(found: Profile, size: Callable[[float], str]) -> Iterator[str]:
+    """What stands below the table."""
+    memory, bandwidth = found.memory, found.bandwidth
+    if memory.pass_weights is not None and memory.kv is not None:
+        yield f"a pass reads {size(memory.pass_weights)} of weights and {size(memory.kv)} of keys and values"
+    yield f"memory reads at {bandwidth.gbps:.1f} GB/s ({bandwidth.way}, {bandwidth.threads} threads)"
+    yield f"prefill of {found.prefill_tokens} tokens: {found.prefill_per_s:.0f} tokens a second"
+    if found.rounds is not None and found.overheads is not None:
+        outside, whole = found.overheads.median_s, found.rounds.median_s
+        yield f"a plain round takes {1e3 * whole:.2f} ms, {1e3 * outside:.2f} ms of it outside the pass"
+    yield f"loaded in {found.load_s:.2f} s from {size(memory.file)}"
+    if memory.peak_rss is not None and memory.model_peak_to_file is not None:
+        before = size(memory.rss_before_load or 0)
+        ratio = f"{memory.model_peak_to_file:.2f} x the file without the {before} of before"
+        yield f"peak memory {size(memory.peak_rss)}: {ratio} (mapped file pages count)"
+
+
+def _reading(found: Profile) -> str:
+    measured = [rows for rows in found.passes if rows > 1]
+    if not measured:
+        return f"a pass over one row takes {1e3 * found.passes[1].median_s:.2f} ms"
+    rows = HEADLINE_ROWS if HEADLINE_ROWS in measured else measured[-1]
+    return f"checking {rows} tokens costs {found.v(rows):.2f} x one"
+
+
+def _document(llm: LLM, found: Profile, notes: list[str], machine: dict[str, object], dtype: str) -> dict[str, object]:
+    from outrider.bench.profile import SCHEMA
+    from outrider.engine.report import plan_json
+
+    return {
+        "schema": SCHEMA,
+        "machine": machine,
+        "model": {"target": llm.name, "plan": plan_json(llm.plan), "warnings": list(llm.warnings)},
+        "settings": {"rows": list(found.passes), "context": found.context, "repeat": found.repeat, "dtype": dtype},
+        **found.to_json(),
+        "notes": notes,
+    }
