@@ -90,6 +90,9 @@ def test_a_table_then_one_json_line(bench, folder):
     assert document["measurement"]["repeat"] == 2
     assert document["settings"]["seed"] == 0
     assert document["machine"]["cpu"]
+    assert list(document["verdict"]["lanes"]) == ["ngram K=3", "draft_model K=3"]
+    assert table[-1] == f"verdict: {document['verdict']['sentence']}"
+    assert "draft_model K=3 is " in table[-1]
 
 
 def test_with_json_the_table_goes_to_stderr(bench):

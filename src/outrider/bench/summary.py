@@ -14,6 +14,8 @@ from outrider.core.stats import SpecStats
 from outrider.engine.report import conditional_acceptance
 
 ALL = "all"
+PLAUSIBLE = 1.1
+"""A speed-up may exceed the acceptance length by this factor before it is called implausible: timings vary."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +95,12 @@ class LaneSummary:
     target_share: float | None
     draft_share: float | None
     round_ms: float | None
+
+    @property
+    def implausible(self) -> bool:
+        """Whether the speed-up is more than the acceptance length can give: a round costs at least a plain step."""
+        ceiling = self.stats.acceptance_length * PLAUSIBLE
+        return self.speedup is not None and self.counts_known and self.speedup.of_totals > ceiling
 
     def to_json(self) -> dict[str, object]:
         measured = {

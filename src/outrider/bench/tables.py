@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from outrider.bench.compare import Outcome
+from outrider.bench.conclusion import conclude
 from outrider.bench.lanes import PLAIN
 from outrider.bench.measure import PEER, Measured
 from outrider.bench.summary import ALL, LaneSummary, Spread
@@ -26,8 +27,6 @@ STYLE = {
     Outcome.DIVERGED: "bold red",
 }
 SHOWN_DIFFERENCES = 20
-PLAUSIBLE = 1.1
-"""A speed-up may exceed the acceptance length by this factor before it is called implausible: timings vary."""
 
 
 def print_verify(report: VerifyReport, console: Console, decode: Callable[[int], str]) -> None:
@@ -103,12 +102,13 @@ def verify_json(report: VerifyReport, facts: Mapping[str, object]) -> dict[str, 
 
 
 def print_bench(measured: Measured, summaries: Seq[LaneSummary], warnings: Seq[str], console: Console) -> None:
-    """A table over all prompts, one of categories where there are several, notes."""
+    """A table over all prompts, one of categories where there are several, notes, the verdict."""
     console.print(_speed_table([summary for summary in summaries if summary.category == ALL]))
     if any(summary.category != ALL for summary in summaries):
         console.print(_category_table(summaries, measured.lane_names))
     for note in [*warnings, *measured.notes, *summary_notes(summaries)]:
         console.print(f"note: {note}", markup=False, highlight=False, soft_wrap=True)
+    console.print(Text(f"verdict: {conclude(summaries).sentence}", style="bold"), soft_wrap=True)
 
 
 def _category_table(summaries: Seq[LaneSummary], lanes: Seq[str]) -> Table:
@@ -176,8 +176,7 @@ def summary_notes(summaries: Seq[LaneSummary]) -> list[str]:
                 f"{s.lane}: {s.differing} of {s.prompts} answers differ from plain ({s.ties} by ties that rounding "
                 f"explains, {s.diverged} DIVERGED); they are left out of the speed-ups"
             )
-        ceiling = s.stats.acceptance_length * PLAUSIBLE
-        if s.speedup and s.counts_known and s.speedup.of_totals > ceiling:
+        if s.speedup and s.implausible:
             notes.append(
                 f"{s.lane}: a speed-up of {s.speedup.of_totals:.2f} is more than its {s.stats.acceptance_length:.2f} "
                 "tokens a pass can give: passes over one row are slower here than over several, or the machine was "
@@ -210,6 +209,7 @@ def bench_json(
     return {
         "schema": BENCH_SCHEMA,
         **facts,
+        "verdict": conclude(summaries).to_json(),
         "lanes": lanes,
         "peer": {"url": peer.url, "model": peer.model, "figures_from": sorted(peer.sources)} if peer else None,
         "notes": [*warnings, *measured.notes, *summary_notes(summaries)],

@@ -1,0 +1,74 @@
+"""The verdict of `bench`: it says no more than the spread allows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from outrider import LLM, SamplingParams
+from outrider.bench.conclusion import Finding, conclude
+from outrider.bench.lanes import Lane
+from outrider.bench.measure import bench
+from outrider.bench.prompts import BenchPrompt
+from outrider.bench.summary import ALL, LaneSummary, Speedup, Spread, summarise
+from outrider.core.stats import SpecStats
+from outrider.drafters.ngram import NgramDrafter
+from tests.tiny import byte_tokenizer, cycle_model
+
+
+@pytest.fixture(scope="module")
+def summary() -> LaneSummary:
+    llm = LLM.from_parts(cycle_model("abcabd "), {"ngram": NgramDrafter()}, tokenizer=byte_tokenizer(), k=4)
+    params = SamplingParams(max_tokens=24)
+    measured = bench(llm, [BenchPrompt("1", "a", ("hello hello",))], params, [Lane("ngram", 4, "greedy")], raw=True)
+    return next(s for s in summarise(measured) if s.lane == "ngram K=4" and s.category == ALL)
+
+
+def with_speedup(summary: LaneSummary, q1: float, median: float, q3: float, rows: int = 6, lane: str = "ngram K=4"):
+    return replace(summary, lane=lane, speedup=Speedup(Spread(median, q1, q3), median, rows))
+
+
+@pytest.mark.parametrize(
+    ("spread", "found", "words"),
+    [
+        ((1.1, 1.2, 1.3), Finding.FASTER, "1.20 x plain on these 6 prompts (IQR 1.10..1.30): worth it"),
+        ((0.8, 0.9, 0.99), Finding.SLOWER, "0.90 x plain on these 6 prompts (IQR 0.80..0.99): leave it off"),
+        ((0.9, 1.2, 1.3), Finding.UNCLEAR, "the spread includes 1"),
+        ((0.9, 0.95, 1.1), Finding.UNCLEAR, "the spread includes 1"),
+        ((1.0, 1.0, 1.0), Finding.UNCLEAR, "the spread includes 1"),
+        ((1.001, 1.005, 1.2), Finding.UNCLEAR, "too small to matter"),
+    ],
+)
+def test_a_verdict_needs_the_spread_on_one_side(summary, spread, found, words):
+    conclusion = conclude([with_speedup(summary, *spread)])
+    assert conclusion.findings == {"ngram K=4": found}
+    assert words in conclusion.sentence
+
+
+def test_one_prompt_decides_nothing(summary):
+    conclusion = conclude([with_speedup(summary, 1.5, 1.5, 1.5, rows=1)])
+    assert conclusion.findings == {"ngram K=4": Finding.UNCLEAR}
+    assert "1.50 x plain on 1 prompt: one prompt decides nothing" in conclusion.sentence
+
+
+def test_what_cannot_be_a_speedup_is_none(summary):
+    fast = with_speedup(summary, 1.5, 1.6, 1.7)
+    for changed, found, words in (
+        (replace(fast, diverged=2), Finding.DIVERGED, "do not use it"),
+        (replace(fast, stats=SpecStats(rounds=9, emitted=9, own_tokens=9)), Finding.IDLE, "drafted nothing"),
+        (with_speedup(summary, 50, 60, 70), Finding.UNMEASURED, "no advice"),
+        (replace(fast, speedup=None), Finding.UNMEASURED, "no advice"),
+    ):
+        conclusion = conclude([changed])
+        assert conclusion.findings == {"ngram K=4": found}
+        assert words in conclusion.sentence
+
+
+def test_what_pays_comes_first(summary):
+    lanes = [with_speedup(summary, 0.9, m, m + 0.3, lane=lane) for lane, m in (("a", 0.95), ("b", 1.1))]
+    lanes.append(with_speedup(summary, 1.01, 1.05, 1.1, lane="c"))
+    sentence = conclude(lanes).sentence
+    assert sentence.index("c is") < sentence.index("b is") < sentence.index("a is")
+    assert list(conclude(lanes).findings) == ["a", "b", "c"]
+    assert sentence.count("on these 6 prompts") == 1
