@@ -11,6 +11,83 @@ namespace {
 // Blocks of one task: enough work to be worth handing out, little enough to balance.
 constexpr std::size_t kTaskValues = std::size_t{1} << 15;
 
+// One block's numbers: codes as bytes (signed ones shifted to unsigned), head and scales as they are packed.
+struct Block {
+  std::uint8_t codes[256];
+  std::uint8_t head[4];
+  std::uint8_t scales[8][4];
+};
+
+void nibbles(const std::uint8_t* packed, std::uint8_t* codes) {
+  for (int i = 0; i < 16; ++i) {
+    codes[i] = packed[i] & 15;
+    codes[i + 16] = packed[i] >> 4;
+  }
+}
+
+void fifth_bits(const std::uint8_t* bits, std::uint8_t* codes) {
+  for (int i = 0; i < 32; ++i) codes[i] |= ((bits[i / 8] >> (i % 8)) & 1) << 4;
+}
+
+void k_nibbles(const std::uint8_t* packed, Block& block) {
+  for (int i = 0; i < 128; ++i) {
+    const int first = i / 32 * 64 + i % 32;
+    block.codes[first] = packed[i] & 15;
+    block.codes[first + 32] = packed[i] >> 4;
+  }
+}
+
+void q6_k(const std::uint8_t* raw, Block& block) {
+  const std::uint8_t *low = raw, *high = raw + 128, *scales = raw + 192;
+  for (int half = 0; half < 2; ++half) {
+    for (int i = 0; i < 32; ++i) {
+      const std::uint8_t a = low[half * 64 + i], b = low[half * 64 + i + 32], bits = high[half * 32 + i];
+      std::uint8_t* codes = block.codes + half * 128 + i;
+      codes[0] = (a & 15) | ((bits & 3) << 4);
+      codes[32] = (b & 15) | (((bits >> 2) & 3) << 4);
+      codes[64] = (a >> 4) | (((bits >> 4) & 3) << 4);
+      codes[96] = (b >> 4) | ((bits >> 6) << 4);
+    }
+  }
+  for (int g = 0; g < 8; ++g) std::memcpy(block.scales[g], scales + 2 * g, 2);
+  std::memcpy(block.head, raw + 208, 2);
+}
+
+void read_block(const std::uint8_t* raw, GgmlType type, Block& block) {
+  switch (type) {
+    case GgmlType::kQ4_0:
+      std::memcpy(block.scales[0], raw, 2);
+      return nibbles(raw + 2, block.codes);
+    case GgmlType::kQ4_1:
+      std::memcpy(block.scales[0], raw, 4);
+      return nibbles(raw + 4, block.codes);
+    case GgmlType::kQ5_0:
+      std::memcpy(block.scales[0], raw, 2);
+      nibbles(raw + 6, block.codes);
+      return fifth_bits(raw + 2, block.codes);
+    case GgmlType::kQ5_1:
+      std::memcpy(block.scales[0], raw, 4);
+      nibbles(raw + 8, block.codes);
+      return fifth_bits(raw + 4, block.codes);
+    case GgmlType::kQ8_0:
+      std::memcpy(block.scales[0], raw, 2);
+      for (int i = 0; i < 32; ++i) block.codes[i] = raw[2 + i] ^ 128;
+      return;
+    case GgmlType::kQ4_K:
+      std::memcpy(block.head, raw, 4);
+      k_scales(raw + 4, block.scales);
+      return k_nibbles(raw + 16, block);
+    case GgmlType::kQ5_K:
+      std::memcpy(block.head, raw, 4);
+      k_scales(raw + 4, block.scales);
+      k_nibbles(raw + 48, block);
+      for (int i = 0; i < 256; ++i) block.codes[i] |= ((raw[16 + i % 32] >> (i / 32)) & 1) << 4;
+      return;
+    case GgmlType::kQ6_K:
+      return q6_k(raw, block);
+  }
+}
+
 float half_to_float(const std::uint8_t* at) {
   std::uint16_t bits;
   std::memcpy(&bits, at, sizeof(bits));

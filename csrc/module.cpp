@@ -78,10 +78,11 @@ class Level {
     return (n + kernels_.quant_panel - 1) / kernels_.quant_panel * quant_panel_bytes(k, type);
   }
 
-  void quant_pack(Address raw, Address packed, std::size_t n, std::size_t k, int type) const {
+  // `rows`: an array of the addresses of n rows.
+  void quant_pack_rows(Address rows, Address packed, std::size_t n, std::size_t k, int type) const {
     nb::gil_scoped_release release;
     ask_for_large_pages(at<void>(packed), quant_bytes(n, k, type));
-    pack_quantised(at<std::uint8_t>(raw), at<std::uint8_t>(packed), n, k, kernels_.quant_panel, static_cast<GgmlType>(type));
+    pack_quantised(at<const std::uint8_t*>(rows), at<std::uint8_t>(packed), n, k, kernels_.quant_panel, static_cast<GgmlType>(type));
   }
 
   void quant_linear(Address packed, Address bias, Address x, Address y, std::size_t rows, std::size_t n, std::size_t k,
@@ -204,7 +205,7 @@ NB_MODULE(_kernels, m) {
       .def("pack", &Level::pack)
       .def("linear", &Level::linear)
       .def("quant_bytes", &Level::quant_bytes)
-      .def("quant_pack", &Level::quant_pack)
+      .def("quant_pack_rows", &Level::quant_pack_rows)
       .def("quant_linear", &Level::quant_linear)
       .def("rms_norm", &Level::rms_norm)
       .def("swiglu", &Level::swiglu)

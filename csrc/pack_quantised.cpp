@@ -8,156 +8,148 @@
 namespace outrider {
 namespace {
 
-void nibbles(const std::uint8_t* packed, std::uint8_t* codes) {
-  for (int i = 0; i < 16; ++i) {
-    codes[i] = packed[i] & 15;
-    codes[i + 16] = packed[i] >> 4;
-  }
-}
+constexpr std::uint32_t kNibbles = 0x0f0f0f0f, kBits = 0x01010101;
 
-void fifth_bits(const std::uint8_t* bits, std::uint8_t* codes) {
-  for (int i = 0; i < 32; ++i) codes[i] |= ((bits[i / 8] >> (i % 8)) & 1) << 4;
-}
-
-// Twelve bytes hold eight 6-bit scales and eight 6-bit minimums.
-void k_scales(const std::uint8_t* packed, Block& block) {
-  for (int g = 0; g < 4; ++g) {
-    block.scales[g][0] = packed[g] & 63;
-    block.scales[g][1] = packed[g + 4] & 63;
-    block.scales[g + 4][0] = (packed[g + 8] & 15) | ((packed[g] >> 6) << 4);
-    block.scales[g + 4][1] = (packed[g + 8] >> 4) | ((packed[g + 4] >> 6) << 4);
-  }
-}
-
-void k_nibbles(const std::uint8_t* packed, Block& block) {
-  for (int i = 0; i < 128; ++i) {
-    const int first = i / 32 * 64 + i % 32;
-    block.codes[first] = packed[i] & 15;
-    block.codes[first + 32] = packed[i] >> 4;
-  }
-}
-
-void q6_k(const std::uint8_t* raw, Block& block) {
-  const std::uint8_t *low = raw, *high = raw + 128, *scales = raw + 192;
-  for (int half = 0; half < 2; ++half) {
-    for (int i = 0; i < 32; ++i) {
-      const std::uint8_t a = low[half * 64 + i], b = low[half * 64 + i + 32], bits = high[half * 32 + i];
-      std::uint8_t* codes = block.codes + half * 128 + i;
-      codes[0] = (a & 15) | ((bits & 3) << 4);
-      codes[32] = (b & 15) | (((bits >> 2) & 3) << 4);
-      codes[64] = (a >> 4) | (((bits >> 4) & 3) << 4);
-      codes[96] = (b >> 4) | ((bits >> 6) << 4);
-    }
-  }
-  for (int g = 0; g < 8; ++g) std::memcpy(block.scales[g], scales + 2 * g, 2);
-  std::memcpy(block.head, raw + 208, 2);
-}
-
-}  // namespace
-
-void read_block(const std::uint8_t* raw, GgmlType type, Block& block) {
-  switch (type) {
-    case GgmlType::kQ4_0:
-      std::memcpy(block.scales[0], raw, 2);
-      return nibbles(raw + 2, block.codes);
-    case GgmlType::kQ4_1:
-      std::memcpy(block.scales[0], raw, 4);
-      return nibbles(raw + 4, block.codes);
-    case GgmlType::kQ5_0:
-      std::memcpy(block.scales[0], raw, 2);
-      nibbles(raw + 6, block.codes);
-      return fifth_bits(raw + 2, block.codes);
-    case GgmlType::kQ5_1:
-      std::memcpy(block.scales[0], raw, 4);
-      nibbles(raw + 8, block.codes);
-      return fifth_bits(raw + 4, block.codes);
-    case GgmlType::kQ8_0:
-      std::memcpy(block.scales[0], raw, 2);
-      for (int i = 0; i < 32; ++i) block.codes[i] = raw[2 + i] ^ 128;
-      return;
-    case GgmlType::kQ4_K:
-      std::memcpy(block.head, raw, 4);
-      k_scales(raw + 4, block);
-      return k_nibbles(raw + 16, block);
-    case GgmlType::kQ5_K:
-      std::memcpy(block.head, raw, 4);
-      k_scales(raw + 4, block);
-      k_nibbles(raw + 48, block);
-      for (int i = 0; i < 256; ++i) block.codes[i] |= ((raw[16 + i % 32] >> (i / 32)) & 1) << 4;
-      return;
-    case GgmlType::kQ6_K:
-      return q6_k(raw, block);
-  }
-}
-
-namespace {
-
-std::uint32_t read_quad(const std::uint8_t* codes) {
+// Four inputs of one column, a byte each.
+std::uint32_t read_quad(const std::uint8_t* at) {
   std::uint32_t quad;
-  std::memcpy(&quad, codes, sizeof(quad));
+  std::memcpy(&quad, at, sizeof(quad));
   return quad;
 }
 
-// The codes of a group begin at `out`; this column's bytes of each vector are written.
-void write_codes(const std::uint8_t* codes, std::uint8_t* out, std::size_t column, std::size_t panel, std::size_t bits) {
-  const auto write = [&](std::size_t vector, std::uint32_t quad) {
-    std::memcpy(out + vector * 4 * panel + 4 * column, &quad, sizeof(quad));
-  };
-  if (bits == 8) {
-    for (std::size_t quad = 0; quad < 8; ++quad) write(quad, read_quad(codes + 4 * quad));
-    return;
+// One column's place in a group: its four bytes of vector v are `v` vectors after `at`.
+struct Column {
+  std::uint8_t* at;
+  std::size_t vector_bytes;
+
+  void put(std::size_t vector, std::uint32_t quad) const { std::memcpy(at + vector * vector_bytes, &quad, sizeof(quad)); }
+  Column after(std::size_t vectors) const { return {at + vectors * vector_bytes, vector_bytes}; }
+};
+
+// `packed` holds the codes of one run of inputs in its low nibbles and of another in its high ones, 8 to a vector.
+void put_nibbles(const std::uint8_t* packed, std::size_t vectors, Column low, Column high) {
+  for (std::size_t v = 0; v < vectors; ++v) {
+    const std::uint32_t first = read_quad(packed + 8 * v), second = read_quad(packed + 8 * v + 4);
+    low.put(v, (first & kNibbles) | (second & kNibbles) << 4);
+    high.put(v, (first >> 4 & kNibbles) | (second & ~kNibbles));
   }
-  std::uint32_t fifth = 0, both[2] = {0, 0};
-  for (std::size_t quad = 0; quad < 8; ++quad) {
-    const std::uint32_t high = read_quad(codes + 4 * quad) >> 4;
-    fifth |= (high & 0x01010101u) << quad;
-    both[quad / 4] |= (high & 0x03030303u) << (quad % 4 * 2);
-  }
-  for (std::size_t vector = 0; vector < 4; ++vector) {
-    const std::uint32_t low = read_quad(codes + 8 * vector), high = read_quad(codes + 8 * vector + 4);
-    write(vector, (low & 0x0f0f0f0fu) | (high & 0x0f0f0f0fu) << 4);
-  }
-  if (bits == 5) write(4, fifth);
-  if (bits == 6) write(4, both[0]);
-  if (bits == 6) write(5, both[1]);
 }
 
-// Scales are stored field by field: all columns' first, then all columns' second.
-void write_fields(const std::uint8_t* fields, std::size_t bytes, std::size_t field_bytes, std::uint8_t* out, std::size_t column,
-                  std::size_t panel) {
-  for (std::size_t at = 0; at < bytes; at += field_bytes)
-    std::memcpy(out + at * panel + column * field_bytes, fields + at, field_bytes);
+// Bit j of `bits` belongs to input j; the product moves bit i of four to byte i.
+std::uint32_t fifth_vector(std::uint32_t bits) {
+  std::uint32_t fifth = 0;
+  for (int quad = 0; quad < 8; ++quad) fifth |= ((bits >> (4 * quad) & 15) * 0x00204081 & kBits) << quad;
+  return fifth;
+}
+
+// Where one column of a block goes. Scales are stored field by field: all columns' first, then all columns' second.
+struct Place {
+  std::uint8_t* block;
+  std::size_t column, panel;
+  BlockShape shape;
+
+  std::size_t group_bytes() const { return (shape.scale_bytes + 4 * shape.code_bits) * panel; }
+  std::uint8_t* group(std::size_t g) const { return block + shape.head_bytes * panel + g * group_bytes(); }
+  Column codes(std::size_t g) const { return {group(g) + shape.scale_bytes * panel + 4 * column, 4 * panel}; }
+
+  void put_halves(const std::uint8_t* fields, std::size_t bytes) const {
+    for (std::size_t at = 0; at < bytes; at += 2) std::memcpy(block + at * panel + 2 * column, fields + at, 2);
+  }
+  void put_scales(std::size_t g, std::uint8_t first, std::uint8_t second) const {
+    group(g)[column] = first;
+    group(g)[panel + column] = second;
+  }
+};
+
+// Q4_0, Q4_1, Q5_0 and Q5_1: f16 fields, then 32 fifth bits where there are any, then 16 bytes of nibbles.
+void pack_simple(const std::uint8_t* raw, const Place place) {
+  const std::size_t fields = place.shape.scale_bytes;
+  const bool fifth = place.shape.code_bits == 5;
+  const Column codes = place.codes(0);
+  place.put_halves(raw, fields);
+  put_nibbles(raw + fields + (fifth ? 4 : 0), 2, codes, codes.after(2));
+  if (fifth) codes.put(4, fifth_vector(read_quad(raw + fields)));
+}
+
+void pack_q8_0(const std::uint8_t* raw, const Place place) {
+  const Column codes = place.codes(0);
+  place.put_halves(raw, 2);
+  for (std::size_t quad = 0; quad < 8; ++quad) codes.put(quad, read_quad(raw + 2 + 4 * quad) ^ 0x80808080u);
+}
+
+void pack_q4_k(const std::uint8_t* raw, const Place place) {
+  const bool fifth = place.shape.code_bits == 5;
+  std::uint8_t scales[8][4];
+  k_scales(raw + 4, scales);
+  place.put_halves(raw, 4);
+  for (std::size_t g = 0; g < 8; ++g) place.put_scales(g, scales[g][0], scales[g][1]);
+  const std::uint8_t* nibbles = raw + (fifth ? 48 : 16);
+  for (std::size_t g = 0; g < 8; g += 2) put_nibbles(nibbles + 16 * g, 4, place.codes(g), place.codes(g + 1));
+  for (std::size_t g = 0; fifth && g < 8; ++g) {
+    std::uint32_t vector = 0;
+    for (std::size_t quad = 0; quad < 8; ++quad) vector |= (read_quad(raw + 16 + 4 * quad) >> g & kBits) << quad;
+    place.codes(g).put(4, vector);
+  }
+}
+
+// In each byte: four fields of two bits of four quads become four quads of those fields.
+void transpose_pairs(const std::uint8_t* high, std::uint32_t (&fields)[4]) {
+  constexpr std::uint32_t kEven = 0x33333333;
+  const std::uint32_t a = read_quad(high), b = read_quad(high + 4), c = read_quad(high + 8), d = read_quad(high + 12);
+  const std::uint32_t even_ab = (a & kEven) | (b & kEven) << 2, odd_ab = (a >> 2 & kEven) | (b & ~kEven);
+  const std::uint32_t even_cd = (c & kEven) | (d & kEven) << 2, odd_cd = (c >> 2 & kEven) | (d & ~kEven);
+  fields[0] = (even_ab & kNibbles) | (even_cd & kNibbles) << 4;
+  fields[1] = (odd_ab & kNibbles) | (odd_cd & kNibbles) << 4;
+  fields[2] = (even_ab >> 4 & kNibbles) | (even_cd & ~kNibbles);
+  fields[3] = (odd_ab >> 4 & kNibbles) | (odd_cd & ~kNibbles);
+}
+
+void pack_q6_k(const std::uint8_t* raw, const Place place) {
+  const std::uint8_t *low = raw, *high = raw + 128, *scales = raw + 192;
+  place.put_halves(raw + 208, 2);
+  for (std::size_t g = 0; g < 8; ++g) place.put_scales(g, scales[2 * g], scales[2 * g + 1]);
+  for (std::size_t g = 0; g < 8; g += 4, low += 64, high += 32) {
+    put_nibbles(low, 4, place.codes(g), place.codes(g + 2));
+    put_nibbles(low + 32, 4, place.codes(g + 1), place.codes(g + 3));
+    for (std::size_t vector = 0; vector < 2; ++vector) {
+      std::uint32_t fields[4];
+      transpose_pairs(high + 16 * vector, fields);
+      for (std::size_t part = 0; part < 4; ++part) place.codes(g + part).put(4 + vector, fields[part]);
+    }
+  }
+}
+
+using PackBlock = void (*)(const std::uint8_t* raw, Place place);
+
+PackBlock packer_of(GgmlType type) {
+  switch (type) {
+    case GgmlType::kQ8_0: return pack_q8_0;
+    case GgmlType::kQ4_K:
+    case GgmlType::kQ5_K: return pack_q4_k;
+    case GgmlType::kQ6_K: return pack_q6_k;
+    default: return pack_simple;
+  }
 }
 
 struct PackTasks {
-  const std::uint8_t* raw;
+  const std::uint8_t* const* rows;
   std::uint8_t* packed;
   std::size_t n, k, panel;
-  GgmlType type;
   BlockShape shape;
+  PackBlock pack;
 };
 
 void pack_panel(const void* tasks_pointer, std::size_t index) {
   const PackTasks& tasks = *static_cast<const PackTasks*>(tasks_pointer);
-  const BlockShape& shape = tasks.shape;
-  const std::size_t panel = tasks.panel, blocks = tasks.k / shape.inputs;
-  const std::size_t block_bytes = shape.packed_bytes() * panel;
-  const std::size_t group_bytes = (shape.scale_bytes + 4 * shape.code_bits) * panel;
-  const std::size_t scale_field = shape.inputs == 32 ? 2 : 1;
+  const std::size_t blocks = tasks.k / tasks.shape.inputs, block_bytes = tasks.shape.packed_bytes() * tasks.panel;
+  const std::size_t first = index * tasks.panel;
+  const std::size_t columns = tasks.n - first < tasks.panel ? tasks.n - first : tasks.panel;
   std::uint8_t* out = tasks.packed + index * blocks * block_bytes;
-  if ((index + 1) * panel > tasks.n) std::memset(out, 0, blocks * block_bytes);  // columns past n weigh nothing
-  for (std::size_t column = 0; column < panel && index * panel + column < tasks.n; ++column) {
-    const std::uint8_t* raw = tasks.raw + (index * panel + column) * blocks * shape.file_bytes;
-    for (std::size_t b = 0; b < blocks; ++b) {
-      Block block;
-      read_block(raw + b * shape.file_bytes, tasks.type, block);
-      std::uint8_t* to = out + b * block_bytes;
-      write_fields(block.head, shape.head_bytes, 2, to, column, panel);
-      to += shape.head_bytes * panel;
-      for (std::size_t g = 0; g < shape.inputs / 32; ++g, to += group_bytes) {
-        write_fields(block.scales[g], shape.scale_bytes, scale_field, to, column, panel);
-        write_codes(block.codes + 32 * g, to + shape.scale_bytes * panel, column, panel, shape.code_bits);
-      }
+  if (columns < tasks.panel) std::memset(out, 0, blocks * block_bytes);  // columns past n weigh nothing
+  for (std::size_t b = 0; b < blocks; ++b) {
+    Place place{out + b * block_bytes, 0, tasks.panel, tasks.shape};
+    for (; place.column < columns; ++place.column) {
+      tasks.pack(tasks.rows[first + place.column] + b * tasks.shape.file_bytes, place);
     }
   }
 }
@@ -183,8 +175,9 @@ std::size_t panel_bytes(std::size_t k, std::size_t panel, GgmlType type) {
   return k / shape.inputs * shape.packed_bytes() * panel;
 }
 
-void pack_quantised(const std::uint8_t* raw, std::uint8_t* packed, std::size_t n, std::size_t k, std::size_t panel, GgmlType type) {
-  const PackTasks tasks{raw, packed, n, k, panel, type, block_shape(type)};
+void pack_quantised(const std::uint8_t* const* rows, std::uint8_t* packed, std::size_t n, std::size_t k, std::size_t panel,
+                    GgmlType type) {
+  const PackTasks tasks{rows, packed, n, k, panel, block_shape(type), packer_of(type)};
   run_tasks((n + panel - 1) / panel, pack_panel, &tasks);
 }
 

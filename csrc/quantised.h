@@ -39,7 +39,9 @@ BlockShape block_shape(GgmlType type);
 // Packed bytes of `panel` columns of k inputs.
 std::size_t panel_bytes(std::size_t k, std::size_t panel, GgmlType type);
 
-// `raw` is n rows of k inputs as the file has them; `packed` takes whole panels. Works on all threads.
-void pack_quantised(const std::uint8_t* raw, std::uint8_t* packed, std::size_t n, std::size_t k, std::size_t panel, GgmlType type);
+// Column j of the packed matrix is the row of k inputs at `rows[j]`, as a file has it; `packed` takes whole panels. Works on
+// all threads.
+void pack_quantised(const std::uint8_t* const* rows, std::uint8_t* packed, std::size_t n, std::size_t k, std::size_t panel,
+                    GgmlType type);
 
 }  // namespace outrider

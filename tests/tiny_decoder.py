@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from outrider.models.decoder import Decoder
-from outrider.models.loader.checkpoint import Checkpoint, DecoderConfig, expected_shapes
+from outrider.models.loader.checkpoint import Checkpoint, DecoderConfig, RawTensor, expected_shapes
 
 VOCAB = 131
 LLAMA3 = {
@@ -74,6 +74,16 @@ class RandomCheckpoint:
 
     def tensor(self, name: str, dtype: torch.dtype) -> Tensor:
         return self._tensors[name].to(dtype)
+
+    def rows(self, name: str, start: int, stop: int, dtype: torch.dtype) -> Tensor:
+        return self._tensors[name][start:stop].to(dtype)
+
+    def raw(self, name: str) -> RawTensor:
+        tensor = self._tensors[name]
+        return RawTensor("F32", tuple(tensor.shape), tensor.view(-1).view(torch.uint8), None)
+
+    def release(self) -> None:
+        pass
 
 
 def tiny_decoder(*, seed: int = 0, dtype: torch.dtype = torch.float32, **overrides: Any) -> Decoder:

@@ -130,6 +130,44 @@ def test_quantised_linear_matches_its_twin(level: str, kind: str, n: int, k: int
 
 
 @pytest.mark.parametrize("kind", ggml.FORMATS)
+def test_every_packed_weight_is_in_its_place(level: str, kind: str) -> None:
+    """One input of 127 alone is quantised without error, so its output is the weight, scale and code."""
+    raw = _blocks(kind, 37, 512)
+    weight_NK = kernels.pack_quantised(raw, kind, (37, 512))(127 * torch.eye(512)).T / 127
+    exact_NK = ggml.dequantise(raw, kind, 512)
+    torch.testing.assert_close(weight_NK, exact_NK, rtol=2e-6, atol=1e-6 * float(exact_NK.abs().max()))
+
+
+@pytest.mark.parametrize("kind", ["Q4_1", "Q6_K"])
+def test_stacked_rows_in_any_order_are_packed_as_their_copy_is(level: str, kind: str) -> None:
+    first, second = (_blocks(kind, rows, 256).view(rows, -1) for rows in (19, 40))
+    order = torch.randperm(40)[:30]
+    sources = [kernels.BlockRows(first), kernels.BlockRows(second, order), kernels.BlockRows(first[3:7])]
+    copied = torch.cat([first, second[order], first[3:7]])
+    x_MK = torch.randn(3, 256)
+    packed = kernels.pack_quantised_rows(sources, kind, 256)
+    assert packed.out_features == 53
+    assert torch.equal(packed(x_MK), kernels.pack_quantised(copied, kind, (53, 256))(x_MK))
+
+
+def test_rows_that_are_not_there_are_refused(level: str) -> None:
+    blocks = _blocks("Q4_1", 8, 32).view(8, -1)
+    for order in ([8], [-1]):
+        with pytest.raises(AssertionError, match="rows that are not there"):
+            kernels.pack_quantised_rows([kernels.BlockRows(blocks, torch.tensor(order))], "Q4_1", 32)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("sizes", [[64, 32, 11], [5, 40, 1, 1, 60], [3]])
+def test_chunks_pack_as_the_whole_does(level: str, dtype: torch.dtype, sizes: list[int]) -> None:
+    weight_NK, bias_N, x_MK = torch.randn(sum(sizes), 65).to(dtype), torch.randn(sum(sizes)), torch.randn(4, 65)
+    packed = kernels.pack_linear_chunks(iter(weight_NK.split(sizes)), (sum(sizes), 65), dtype, bias_N)
+    assert torch.equal(packed(x_MK), kernels.pack_linear(weight_NK, bias_N)(x_MK))
+    with pytest.raises(AssertionError, match="rows of"):
+        kernels.pack_linear_chunks(iter(weight_NK.split(sizes)), (sum(sizes) + 1, 65), dtype)
+
+
+@pytest.mark.parametrize("kind", ggml.FORMATS)
 def test_integer_sums_are_exact_at_the_extremes(level: str, kind: str) -> None:
     """All codes at an end of their range times activations of 127 or -127: no pair sum may saturate."""
     block = ggml.FORMATS[kind]

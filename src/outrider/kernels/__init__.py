@@ -1,12 +1,30 @@
 """Hot operations of a forward pass on the CPU: C++ where it was built, torch elsewhere, chosen once at import."""
 
 from outrider.kernels.dispatch import active_level, available, fast_calls, set_threads, threads, why
-from outrider.kernels.ops import PackedLinear, add_rms_norm_, attention, pack_linear, rms_norm, rope_, swiglu
-from outrider.kernels.quantised import QUANTISED_TYPES, QuantisedLinear, can_dequantise, dequantise, pack_quantised
+from outrider.kernels.ops import (
+    PackedLinear,
+    add_rms_norm_,
+    attention,
+    pack_linear,
+    pack_linear_chunks,
+    rms_norm,
+    rope_,
+    swiglu,
+)
+from outrider.kernels.quantised import (
+    QUANTISED_TYPES,
+    BlockRows,
+    QuantisedLinear,
+    can_dequantise,
+    dequantise,
+    pack_quantised,
+    pack_quantised_rows,
+)
 from outrider.kernels.stack import CacheRows, Stack, StackLayer, build_stack
 
 __all__ = [
     "QUANTISED_TYPES",
+    "BlockRows",
     "CacheRows",
     "PackedLinear",
     "QuantisedLinear",
@@ -21,7 +39,9 @@ __all__ = [
     "dequantise",
     "fast_calls",
     "pack_linear",
+    "pack_linear_chunks",
     "pack_quantised",
+    "pack_quantised_rows",
     "rms_norm",
     "rope_",
     "set_threads",

@@ -8,6 +8,7 @@ Shapes: as in reference.py.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import torch
@@ -27,21 +28,48 @@ HEAD_STEP = 16
 class PackedLinear:
     """y = x W^T + b, its weights in the kernels' own order. Made by `pack_linear`."""
 
-    def __init__(self, weight_NK: Tensor, bias_N: Tensor | None) -> None:
-        self.out_features, self.in_features = weight_NK.shape
-        self.dtype = weight_NK.dtype
+    def __init__(
+        self,
+        chunks: Iterable[Tensor],
+        shape_NK: tuple[int, int],
+        dtype: torch.dtype,
+        bias_N: Tensor | None,
+        level: Level | None,
+    ) -> None:
+        self.out_features, self.in_features = shape_NK
+        self.dtype = dtype
         self._bias_N = None if bias_N is None else bias_N.detach().float().contiguous()
         self._bias_at = 0 if self._bias_N is None else self._bias_N.data_ptr()
-        self._level = _LEVEL if weight_NK.device.type == "cpu" else None
-        if self._level is None:
-            self._weight = weight_NK.detach()
+        self._level = level
+        if level is None:
+            whole = [chunk.detach() for chunk in chunks]
+            self._weight = whole[0] if len(whole) == 1 else torch.cat(whole)
             return
-        source_NK = weight_NK.detach().contiguous()
-        panels = -(-self.out_features // self._level.panel)
-        self._weight = torch.empty(panels * self._level.panel * self.in_features, dtype=self.dtype)
+        panels = -(-self.out_features // level.panel)
+        self._weight = torch.empty(panels * level.panel * self.in_features, dtype=self.dtype)
         self._weight_at = self._weight.data_ptr()
         self._code = DTYPE_CODE[self.dtype]
-        self._level.pack(source_NK.data_ptr(), self._weight_at, self.out_features, self.in_features, self._code)
+        self._pack(level, chunks)
+
+    def _pack(self, level: Level, chunks: Iterable[Tensor]) -> None:
+        """Whole panels at a time; rows that do not fill one wait for the next chunk."""
+        waiting_NK, at = torch.empty((0, self.in_features), dtype=self.dtype), 0
+        for chunk_NK in chunks:
+            rows_NK = torch.cat([waiting_NK, chunk_NK.detach()]) if len(waiting_NK) else chunk_NK.detach().contiguous()
+            whole = len(rows_NK) // level.panel * level.panel
+            self._pack_rows(level, rows_NK[:whole], at)
+            waiting_NK, at = rows_NK[whole:].clone(), at + whole
+        self._pack_rows(level, waiting_NK, at)
+        assert at + len(waiting_NK) == self.out_features, f"{at + len(waiting_NK)} rows of {self.out_features}"
+
+    def _pack_rows(self, level: Level, rows_NK: Tensor, at: int) -> None:
+        """`at` is the first column, of a panel too."""
+        assert at + len(rows_NK) <= self.out_features, f"more than {self.out_features} rows"
+        assert rows_NK.dtype == self.dtype, f"rows are {rows_NK.dtype}, not {self.dtype}"
+        assert rows_NK.shape[1:] == (self.in_features,), f"rows of {tuple(rows_NK.shape[1:])}, not {self.in_features}"
+        if len(rows_NK):
+            to = self._weight_at + at * self.in_features * self.dtype.itemsize
+            level.pack(rows_NK.data_ptr(), to, len(rows_NK), self.in_features, self._code)
 
     @property
     def nbytes(self) -> int:
@@ -91,7 +119,21 @@ def pack_linear(weight_NK: Tensor, bias_N: Tensor | None = None) -> PackedLinear
     )
     assert weight_NK.dtype in DTYPE_CODE, f"weights are {weight_NK.dtype}"
     assert bias_N is None or bias_N.shape == weight_NK.shape[:1], "a bias of another width than the weight"
-    return PackedLinear(weight_NK, bias_N)
+    level = _LEVEL if weight_NK.device.type == "cpu" else None
+    return PackedLinear([weight_NK], (weight_NK.shape[0], weight_NK.shape[1]), weight_NK.dtype, bias_N, level)
+
+
+def pack_linear_chunks(
+    chunks: Iterable[Tensor], shape_NK: tuple[int, int], dtype: torch.dtype, bias_N: Tensor | None = None
+) -> PackedLinear:
+    """The same for a matrix given some rows at a time, on the CPU; each chunk is used before the next is asked for.
+
+    Chunks of whole panels (32 rows at every level) are packed without a further copy.
+    """
+    assert min(shape_NK) > 0, f"a weight of shape {shape_NK}"
+    assert dtype in DTYPE_CODE, f"weights are {dtype}"
+    assert bias_N is None or bias_N.shape == shape_NK[:1], "a bias of another width than the weight"
+    return PackedLinear(chunks, shape_NK, dtype, bias_N, _LEVEL)
 
 
 def _plain(*tensors: Tensor) -> bool:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import importlib
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Sequence as Seq
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,6 +25,30 @@ QUANTISED_TYPES = frozenset(ggml.FORMATS)
 """Names of the block types that the kernels compute with."""
 
 
+class BlockRows(NamedTuple):
+    """Rows of blocks as a file has them, uint8 [rows, bytes of a row], and the order in which they are taken (row
+    numbers; None: all, as they stand)."""
+
+    blocks: Tensor
+    order: Tensor | None = None
+
+    @property
+    def rows(self) -> int:
+        return len(self.blocks if self.order is None else self.order)
+
+    def addresses(self) -> Tensor:
+        """int64 [rows]: where each row begins."""
+        if self.order is None:
+            numbers = torch.arange(len(self.blocks))
+        else:
+            numbers = self.order.to(torch.int64)
+            assert 0 <= int(numbers.min()) <= int(numbers.max()) < len(self.blocks), "rows that are not there"
+        return numbers * self.blocks.stride(0) + self.blocks.data_ptr()
+
+    def copied(self) -> Tensor:
+        return self.blocks if self.order is None else self.blocks[self.order]
+
+
 class QuantisedLinear:
     """y = x W^T + b: codes of the file times activations of 8 bits, quantised by row and group of 32.
 
@@ -31,20 +56,25 @@ class QuantisedLinear:
     `pack_quantised`.
     """
 
-    def __init__(self, raw: Tensor, kind: str, shape_NK: tuple[int, int], bias_N: Tensor | None) -> None:
-        self.out_features, self.in_features = shape_NK
+    def __init__(self, sources: Seq[BlockRows], kind: str, inputs: int, bias_N: Tensor | None) -> None:
+        self.out_features, self.in_features = sum(source.rows for source in sources), inputs
         self.dtype = kind
         self._bias_N = None if bias_N is None else bias_N.detach().float().contiguous()
         self._bias_at = 0 if self._bias_N is None else self._bias_N.data_ptr()
-        self._level = _LEVEL if raw.device.type == "cpu" else None
+        self._level = _LEVEL if all(source.blocks.device.type == "cpu" for source in sources) else None
         if self._level is None:
-            self._store = raw
+            self._store = (
+                torch.cat([source.copied() for source in sources]) if len(sources) > 1 else sources[0].copied()
+            )
             return
         self._number = ggml.FORMATS[kind].number
         size = self._level.quant_bytes(self.out_features, self.in_features, self._number)
         self._store = torch.empty(size, dtype=torch.uint8)
         self._store_at = self._store.data_ptr()
-        self._level.quant_pack(raw.data_ptr(), self._store_at, self.out_features, self.in_features, self._number)
+        rows_N = torch.cat([source.addresses() for source in sources])
+        self._level.quant_pack_rows(
+            rows_N.data_ptr(), self._store_at, self.out_features, self.in_features, self._number
+        )
 
     @property
     def nbytes(self) -> int:
@@ -105,10 +135,23 @@ def pack_quantised(raw: Tensor, kind: str, shape_NK: tuple[int, int], bias_N: Te
 
     `kind` is a name of `ggml.FORMATS`. Without kernels it keeps `raw` and decodes it at each call: exact, and slow.
     """
-    assert kind in ggml.FORMATS, f"{kind} has no kernel; these have: {', '.join(ggml.FORMATS)}"
     outputs, inputs = shape_NK
+    assert kind in ggml.FORMATS, f"{kind} has no kernel; these have: {', '.join(ggml.FORMATS)}"
     expected = outputs * ggml.FORMATS[kind].row_nbytes(inputs)
-    assert raw.dtype == torch.uint8, f"raw blocks are {raw.dtype}"
     assert raw.numel() == expected > 0, f"{raw.numel()} bytes for {kind} {shape_NK}, which takes {expected}"
+    return pack_quantised_rows([BlockRows(raw.reshape(outputs, -1))], kind, inputs, bias_N)
+
+
+def pack_quantised_rows(
+    sources: Seq[BlockRows], kind: str, inputs: int, bias_N: Tensor | None = None
+) -> QuantisedLinear:
+    """The same for rows of several tensors of one kind, stacked as one matrix. Nothing of them is copied on the way."""
+    assert kind in ggml.FORMATS, f"{kind} has no kernel; these have: {', '.join(ggml.FORMATS)}"
+    row_nbytes, outputs = ggml.FORMATS[kind].row_nbytes(inputs), sum(source.rows for source in sources)
+    for blocks, _ in sources:
+        assert blocks.dtype == torch.uint8, f"raw blocks are {blocks.dtype}"
+        assert blocks.shape[1:] == (row_nbytes,), f"rows of {tuple(blocks.shape[1:])} bytes, {kind} has {row_nbytes}"
+        assert blocks.stride(1) == 1, "bytes of a row must follow one another"
+    assert outputs > 0, "a matrix without rows"
     assert bias_N is None or bias_N.shape == (outputs,), "a bias of another width than the weight"
-    return QuantisedLinear(raw.contiguous(), kind, shape_NK, bias_N)
+    return QuantisedLinear(sources, kind, inputs, bias_N)

@@ -86,12 +86,13 @@ class Decoder:
         assert dtype in (torch.float32, torch.bfloat16, None), f"weights of {dtype}"
         config, reader = checkpoint.config, WeightReader(checkpoint, dtype, torch.device(device))
         rows = min(vocab_size or config.vocab_size, config.vocab_size)
+        head = reader.head(range(rows))  # first: while the largest matrix is packed, its source is in memory too
         return cls(
             reader,
             reader.embedding(),
             [reader.layer(index) for index in range(config.n_layers)],
             reader.vector("norm.weight"),
-            reader.head(range(rows)),
+            head,
             vocab_size=rows,
             kv_dtype=kv_dtype or (torch.float32 if reader.device.type == "cpu" or dtype is None else dtype),
             context_length=min(context_length or config.context_length, config.context_length),

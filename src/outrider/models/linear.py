@@ -5,7 +5,9 @@ Shapes: M rows, K inputs, N outputs.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from collections.abc import Sequence as Seq
+from itertools import chain
 from typing import Protocol
 
 import torch
@@ -14,6 +16,8 @@ from torch.nn import functional as F
 
 from outrider import kernels
 from outrider.kernels import PackedLinear, QuantisedLinear
+from outrider.models.loader.checkpoint import RawTensor
+from outrider.models.loader.dequantise import FORMATS_BY_NAME, dequantise
 
 WIDEN_ROWS = 16
 """From this many rows on, widening bfloat16 weights to float32 is cheaper than torch's bfloat16 product on a CPU."""
@@ -93,22 +97,34 @@ class TableEmbedding:
         return self.table_VK[tokens_M].float()
 
 
-class QuantisedEmbedding:
-    """Rows of quantised blocks, uint8 [V, bytes of a row] (usually the mapped file itself), decoded when looked up."""
+class StoredEmbedding:
+    """Rows of a matrix as its file has them (usually the mapped file itself), decoded to `dtype` when looked up."""
 
-    def __init__(self, blocks: Tensor, kind: str, width: int) -> None:
-        self.blocks, self.kind, self.width = blocks, kind, width
+    def __init__(self, table: RawTensor, dtype: torch.dtype) -> None:
+        assert table.row_order is None, "an embedding's rows stand in order"
+        self._kind, self._dtype, self._width = FORMATS_BY_NAME[table.type_name], dtype, table.shape[1]
+        self._blocks = table.data.view(table.shape[0], -1)
 
     @property
     def nbytes(self) -> int:
-        return self.blocks.nbytes
+        """None: the system may drop the file's pages and read them again."""
+        return 0
 
     def __call__(self, tokens_M: Tensor) -> Tensor:
-        return kernels.dequantise(self.blocks[tokens_M], self.kind, (len(tokens_M), self.width), torch.float32)
+        shape = (len(tokens_M), self._width)
+        return dequantise(self._blocks[tokens_M].view(-1), self._kind, shape, self._dtype).float()
 
 
-def make_linear(weight_NK: Tensor, bias_N: Tensor | None = None) -> Linear:
-    """The fastest form of a float32 or bfloat16 matrix where it lies; the caller may drop the original."""
-    if kernels.available() and weight_NK.device.type == "cpu":
-        return kernels.pack_linear(weight_NK, bias_N)
+def make_linear(chunks: Iterator[Tensor], shape_NK: tuple[int, int], bias_N: Tensor | None = None) -> Linear:
+    """The fastest form of a float32 or bfloat16 matrix where it lies, given some rows at a time: each chunk is dropped
+    before the next is made. All chunks but the last of a tensor have a multiple of 32 rows."""
+    first_NK = next(chunks)
+    rest = chain([first_NK], chunks)
+    if kernels.available() and first_NK.device.type == "cpu":
+        return kernels.pack_linear_chunks(rest, shape_NK, first_NK.dtype, bias_N)
+    weight_NK, at = first_NK.new_empty(shape_NK), 0
+    for chunk_NK in rest:
+        weight_NK[at : at + len(chunk_NK)] = chunk_NK
+        at += len(chunk_NK)
+    assert at == shape_NK[0], f"{at} rows of {shape_NK[0]}"
     return TorchLinear(weight_NK, bias_N)

@@ -5,6 +5,7 @@ Shapes: d model width, D head width, V vocabulary, N x K one matrix.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from itertools import groupby
@@ -13,17 +14,22 @@ import torch
 from torch import Tensor
 
 from outrider import kernels
-from outrider.kernels import StackLayer
+from outrider.kernels import BlockRows, StackLayer
 from outrider.models.linear import (
     Embedding,
     Linear,
-    QuantisedEmbedding,
     StackedLinear,
+    StoredEmbedding,
     TableEmbedding,
     make_linear,
     packed_parts,
 )
 from outrider.models.loader.checkpoint import Checkpoint
+
+CHUNK_VALUES = 1 << 22
+"""Weights that are converted at a time, so that a matrix never lies beside its packed form."""
+ROW_STEP = 32
+"""Chunks are whole panels of the kernels at every level."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,21 +67,23 @@ class WeightReader:
         return self._checkpoint.tensor(name, torch.float32).to(self.device)
 
     def embedding(self) -> Embedding:
-        kind = self._kind("embed")
-        if kind is None:
+        """On a CPU the rows stay in the mapped file, whatever their type: only those looked up are read."""
+        if self.device.type != "cpu":
             return TableEmbedding(self._matrix("embed"))
-        return QuantisedEmbedding(self._blocks("embed"), kind, self.config.hidden_size)
+        return StoredEmbedding(self._checkpoint.raw("embed.weight"), self._dtype or torch.float32)
 
     def head(self, ids: Seq[int]) -> Linear:
         """These rows of the head, which is the embedding where the file has no other."""
         name = "head" if "head.weight" in self._names else "embed"
-        whole = isinstance(ids, range) and ids == range(self.config.vocab_size)
-        chosen = slice(None) if whole else torch.tensor(list(ids))
-        kind = self._kind(name)
-        if kind is None:
-            return make_linear(self._matrix(name)[chosen])
-        blocks = self._blocks(name)[chosen]
-        return kernels.pack_quantised(blocks, kind, (len(blocks), self.config.hidden_size))
+        first = len(ids) if ids == range(len(ids)) else None
+        kind, width = self._kind(name), self.config.hidden_size
+        if kind is not None:
+            blocks = self._block_rows(name).blocks
+            chosen = BlockRows(blocks, torch.tensor(list(ids))) if first is None else BlockRows(blocks[:first])
+            return self._packed([chosen], kind, width, None)
+        if first is None:
+            return make_linear(iter([self._matrix(name)[torch.tensor(list(ids))]]), (len(ids), width))
+        return make_linear(self._chunks(name, first), (first, width))
 
     def layer(self, index: int) -> Layer:
         prefix = f"layers.{index}"
@@ -103,11 +111,18 @@ class WeightReader:
         kind = self._checkpoint.raw(f"{name}.weight").type_name
         return kind if kind in kernels.QUANTISED_TYPES else None
 
-    def _blocks(self, name: str) -> Tensor:
-        """uint8 [N, bytes of a row], rows in the decoder's order."""
+    def _block_rows(self, name: str) -> BlockRows:
+        """The mapped file's blocks, in the decoder's order."""
         raw = self._checkpoint.raw(f"{name}.weight")
-        blocks = raw.data.view(raw.shape[0], -1)
-        return blocks if raw.row_order is None else blocks[raw.row_order]
+        return BlockRows(raw.data.view(raw.shape[0], -1), raw.row_order)
+
+    def _chunks(self, name: str, rows: int) -> Iterator[Tensor]:
+        """The first `rows` rows of a matrix, a few at a time; what was read is released as it is used."""
+        step = max(ROW_STEP, CHUNK_VALUES // self._checkpoint.shape(f"{name}.weight")[1] // ROW_STEP * ROW_STEP)
+        for start in range(0, rows, step):
+            stop = min(start + step, rows)
+            yield self._checkpoint.rows(f"{name}.weight", start, stop, self._dtype or torch.bfloat16).to(self.device)
+            self._checkpoint.release()
 
     def _linear(self, *names: str) -> Linear:
         """The matrices `names` stacked by output; neighbours of one kind become one matrix."""
@@ -117,12 +132,17 @@ class WeightReader:
 
     def _run(self, kind: str | None, names: list[str]) -> Linear:
         bias_N = self._bias(names)
+        inputs = self._checkpoint.shape(f"{names[0]}.weight")[1]
         if kind is None:
-            weights = [self._matrix(name) for name in names]
-            return make_linear(weights[0] if len(weights) == 1 else torch.cat(weights), bias_N)
-        blocks = [self._blocks(name) for name in names]
-        outputs, inputs = sum(len(rows) for rows in blocks), self._checkpoint.shape(f"{names[0]}.weight")[1]
-        return kernels.pack_quantised(torch.cat(blocks), kind, (outputs, inputs), bias_N)
+            sizes = [self._checkpoint.shape(f"{name}.weight")[0] for name in names]
+            chunks = (chunk for name, rows in zip(names, sizes, strict=True) for chunk in self._chunks(name, rows))
+            return make_linear(chunks, (sum(sizes), inputs), bias_N)
+        return self._packed([self._block_rows(name) for name in names], kind, inputs, bias_N)
+
+    def _packed(self, sources: list[BlockRows], kind: str, inputs: int, bias_N: Tensor | None) -> Linear:
+        packed = kernels.pack_quantised_rows(sources, kind, inputs, bias_N)
+        self._checkpoint.release()
+        return packed
 
     def _bias(self, names: list[str]) -> Tensor | None:
         """Their biases end to end, zeros for a matrix without one; None when none has one."""

@@ -132,7 +132,15 @@ class Checkpoint(Protocol):
         """Dequantised, contiguous, in memory of its own. `dtype` is float32, bfloat16 or float16."""
         ...
 
+    def rows(self, name: str, start: int, stop: int, dtype: torch.dtype) -> Tensor:
+        """Rows `start` to `stop` of a matrix, as `tensor` gives them, without reading the others."""
+        ...
+
     def raw(self, name: str) -> RawTensor: ...
+
+    def release(self) -> None:
+        """Takes what was read so far out of this process's memory; tensors of `raw` come back when they are used."""
+        ...
 
 
 def expected_shapes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:

@@ -75,6 +75,7 @@ FORMATS: dict[int, BlockFormat] = {
     )
 }
 """All types that are read, those with kernels and the others, by the number that GGUF files use."""
+FORMATS_BY_NAME = {block.name: block for block in FORMATS.values()}
 
 
 def dequantise(

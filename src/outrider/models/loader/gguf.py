@@ -101,9 +101,19 @@ class GGUFCheckpoint:
         stored = self._tensors[name]
         return dequantise(self._bytes(stored), stored.kind, stored.shape, dtype, self._row_order(name))
 
+    def rows(self, name: str, start: int, stop: int, dtype: torch.dtype) -> Tensor:
+        stored, order = self._tensors[name], self._row_order(name)
+        blocks = self._bytes(stored).view(stored.shape[0], -1)
+        chosen = blocks[start:stop] if order is None else blocks[order[start:stop]]
+        return dequantise(chosen.reshape(-1), stored.kind, (len(chosen), *stored.shape[1:]), dtype)
+
     def raw(self, name: str) -> RawTensor:
         stored = self._tensors[name]
         return RawTensor(stored.kind.name, stored.shape, self._bytes(stored), self._row_order(name))
+
+    def release(self) -> None:
+        if hasattr(mmap, "MADV_DONTNEED"):  # pages stay in the system's file cache
+            self._data.madvise(mmap.MADV_DONTNEED)
 
     def _bytes(self, stored: GGUFTensor) -> Tensor:
         return torch.frombuffer(self._data, dtype=torch.uint8, count=stored.size_bytes, offset=stored.start)

@@ -79,9 +79,15 @@ class SafetensorsCheckpoint:
     def tensor(self, name: str, dtype: torch.dtype) -> Tensor:
         return self._read(name).to(dtype, copy=True).contiguous()
 
+    def rows(self, name: str, start: int, stop: int, dtype: torch.dtype) -> Tensor:
+        return self._read(name)[start:stop].to(dtype, copy=True).contiguous()
+
     def raw(self, name: str) -> RawTensor:
         stored = self._tensors[name]
         return RawTensor(stored.dtype, stored.shape, self._read(name).reshape(-1).view(torch.uint8), None)
+
+    def release(self) -> None:
+        """Nothing to do: a file is mapped for as long as the tensor read from it lives."""
 
     def _read(self, name: str) -> Tensor:
         stored = self._tensors[name]
