@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 SOURCES := pyproject.toml constraints.txt CMakeLists.txt $(wildcard csrc/*)
 
-.PHONY: setup demo test test-slow test-pair lint models clean
+.PHONY: setup demo test test-slow test-pair test-packaging lint models clean
 
 setup: $(VENV)/.installed  ## a virtual environment with Outrider in it
 
@@ -35,12 +35,15 @@ test: $(VENV)/.dev models  ## everything that runs in minutes
 	$(BIN)/pytest -m "not slow and not pair"
 
 test-slow: $(VENV)/.dev models  ## deeper sweeps
-	$(BIN)/pytest -m "slow and not pair"
+	$(BIN)/pytest -m "slow and not pair" --ignore tests/packaging
 
 test-pair: $(VENV)/.dev models  ## what needs the Qwen2.5-Coder pair (1.6 GB, fetched once)
 	$(BIN)/outrider models pull qwen2.5-coder-1.5b
 	$(BIN)/outrider models pull qwen2.5-coder-0.5b
 	$(BIN)/pytest -m pair
+
+test-packaging: $(VENV)/.dev  ## the wheel, and installs with and without a compiler; several minutes, builds twice
+	$(BIN)/pytest tests/packaging
 
 lint: $(VENV)/.dev  ## style, types, layers
 	$(BIN)/ruff check .
