@@ -23,7 +23,7 @@ def naive_tokens(
         assert out.logits_MV is not None
         rows = warp(out.logits_MV[-1:], [RowContext(seq)])
         key = Key(seq.seed, seq.output_len, Purpose.RACE)
-        token = rows.point_M[0] if params.greedy else CounterRng().race(rows.row(0), key)
+        token = rows[0].likeliest() if params.greedy else CounterRng().race(rows[0], key)
         seq.tokens.append(token)
         if token in stop_ids:
             break

@@ -127,7 +127,7 @@ def commit_tokens(drafter: Drafter, seq: Sequence, tokens: Seq[int], accepted: i
 def same(a: SeqDraft, b: SeqDraft) -> bool:
     """Whether two drafts are equal in everything that a rule or a controller can see."""
     flat = (a.tokens, a.parents, a.law, a.q_row, a.source) == (b.tokens, b.parents, b.law, b.q_row, b.source)
-    rows = len(a.q_rows) == len(b.q_rows) and all(torch.equal(x, y) for x, y in zip(a.q_rows, b.q_rows, strict=True))
+    rows = a.q_rows == b.q_rows
     return flat and rows and torch.allclose(torch.tensor(a.confidence), torch.tensor(b.confidence))
 
 

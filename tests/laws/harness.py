@@ -15,6 +15,7 @@ from outrider.core.draft import DraftLaw, SeqDraft
 from outrider.core.protocols import Verifier
 from outrider.core.registry import VERIFIERS, verifier_class
 from outrider.core.rng import ExhaustiveRng, Key, Purpose, Rng
+from outrider.core.row import Row
 from outrider.core.warp import Rows
 
 Prefix = tuple[int, ...]
@@ -96,9 +97,8 @@ def target_rows(tables: Tables, draft: SeqDraft) -> Rows:
     """What the target says at the root and behind each draft node."""
     prefixes = [(), *(tuple(draft.tokens[n] for n in draft.path(node)) for node in range(draft.size))]
     rows = [tables.p(prefix) for prefix in prefixes]
-    if not tables.point:
-        return Rows.of(torch.stack(rows))
-    return Rows(tables.vocab_size, [int(row.argmax()) for row in rows], [None] * len(rows), [False] * len(rows))
+    one_hot = [Row.one_hot(int(row_V.argmax()), tables.vocab_size) for row_V in rows]
+    return Rows(one_hot if tables.point else [Row.dense(row_V) for row_V in rows], [False] * len(rows))
 
 
 Propose = Callable[[Tables, int, Rng], SeqDraft]
@@ -120,9 +120,9 @@ def propose_secret(tables: Tables, k: int, rng: Rng) -> SeqDraft:
 def propose_iid(tables: Tables, k: int, rng: Rng) -> SeqDraft:
     """Each token drawn from its row of q."""
     tokens: list[int] = []
-    rows: list[Tensor] = []
+    rows: list[Row] = []
     for i in range(k):
-        rows.append(tables.q(tuple(tokens)))
+        rows.append(Row.dense(tables.q(tuple(tokens))))
         tokens.append(rng.categorical(rows[-1], Key(0, 0, Purpose.DRAFT, i)))
     return SeqDraft.chain(tokens, DraftLaw.IID, rows)
 
@@ -131,7 +131,7 @@ def propose_race(tables: Tables, k: int, rng: Rng) -> SeqDraft:
     """Each token wins the race of q under the clocks of its output position."""
     tokens: list[int] = []
     for i in range(k):
-        tokens.append(rng.race(tables.q(tuple(tokens)), Key(0, i, Purpose.RACE)))
+        tokens.append(rng.race(Row.dense(tables.q(tuple(tokens))), Key(0, i, Purpose.RACE)))
     return SeqDraft.chain(tokens, DraftLaw.SHARED_NOISE)
 
 
@@ -144,12 +144,11 @@ def propose_tree(tables: Tables, k: int, rng: Rng) -> SeqDraft:
     """Two children at the root and below the first, drawn in turn without replacement; K <= 2 levels."""
 
     def children(q_V: Tensor, offset: int) -> list[int]:
-        first = rng.categorical(q_V, Key(0, 0, Purpose.DRAFT, offset))
-        rest_V = q_V.clone()
-        rest_V[first] = 0.0
-        if not float(rest_V.sum()) > 0.0:
+        first = rng.categorical(Row.dense(q_V), Key(0, 0, Purpose.DRAFT, offset))
+        rest = Row.dense(q_V).without(first)
+        if not rest.total() > 0.0:
             return [first]
-        return [first, rng.categorical(rest_V, Key(0, 0, Purpose.DRAFT, offset + 1))]
+        return [first, rng.categorical(rest, Key(0, 0, Purpose.DRAFT, offset + 1))]
 
     return _tree(tables, k, children, DraftLaw.NO_REPLACEMENT)
 
@@ -163,7 +162,7 @@ def _tree(tables: Tables, k: int, children: Callable[[Tensor, int], list[int]], 
         q_rows.append(tables.q((tokens[0],)))
         below = children(q_rows[1], len(tokens))
         tokens, parents, q_row = tokens + below, parents + [0] * len(below), q_row + [1] * len(below)
-    return SeqDraft(tokens, parents, law, q_rows, q_row)
+    return SeqDraft(tokens, parents, law, [Row.dense(q_V) for q_V in q_rows], q_row)
 
 
 PROPOSERS: dict[DraftLaw, list[Propose]] = {

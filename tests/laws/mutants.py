@@ -13,6 +13,7 @@ from torch import Tensor
 
 from outrider.core.draft import DraftLaw, SeqDraft
 from outrider.core.rng import Key, Purpose, Rng
+from outrider.core.row import Row
 from outrider.core.types import Sequence
 from outrider.core.verdict import Origin, Verdict
 from outrider.core.warp import Rows
@@ -29,42 +30,40 @@ class Mutant(ChainVerifier):
 
     def verify(self, draft: SeqDraft, p: Rows, rng: Rng, seed: int, position: int) -> Verdict:
         for i, token in enumerate(draft.tokens):
-            q = 1.0 if draft.law is DraftLaw.POINT else float(draft.q(i)[token])
-            if not rng.bernoulli(min(1.0, p.probability(i, token) / q), Key(seed, position, Purpose.ACCEPT, i)):
-                weights_V = self.recovered(draft, i, p)
+            q = 1.0 if draft.law is DraftLaw.POINT else draft.q(i)[token]
+            if not rng.bernoulli(min(1.0, p[i][token] / q), Key(seed, position, Purpose.ACCEPT, i)):
                 return Verdict(
                     list(range(i)),
-                    rng.categorical(weights_V, Key(seed, position, Purpose.TARGET, i)),
+                    rng.categorical(self.recovered(draft, i, p), Key(seed, position, Purpose.TARGET, i)),
                     Origin.RECOVERED,
                 )
-        bonus_V = self.bonus(draft, p)
-        token = rng.categorical(bonus_V, Key(seed, position, Purpose.TARGET, draft.size))
+        token = rng.categorical(self.bonus(draft, p), Key(seed, position, Purpose.TARGET, draft.size))
         return Verdict(list(range(draft.size)), token, Origin.BONUS)
 
-    def recovered(self, draft: SeqDraft, i: int, p: Rows) -> Tensor:
+    def recovered(self, draft: SeqDraft, i: int, p: Rows) -> Row:
         if draft.law is DraftLaw.POINT:
             weights_V = p.row(i).clone()
             weights_V[draft.tokens[i]] = 0.0
         else:
-            weights_V = torch.clamp(p.row(i) - draft.q(i), min=0.0)
-        return weights_V if float(weights_V.sum()) > 0.0 else p.row(i)
+            weights_V = torch.clamp(p.row(i) - draft.q(i).to_dense(), min=0.0)
+        return Row.dense(weights_V) if float(weights_V.sum()) > 0.0 else p[i]
 
-    def bonus(self, draft: SeqDraft, p: Rows) -> Tensor:
-        return p.row(draft.size)
+    def bonus(self, draft: SeqDraft, p: Rows) -> Row:
+        return p[draft.size]
 
 
 class RedrawsFromTarget(Mutant):
     """After a rejection draws from p. For a point draft that is a residual without x taken out."""
 
-    def recovered(self, draft: SeqDraft, i: int, p: Rows) -> Tensor:
-        return p.row(i)
+    def recovered(self, draft: SeqDraft, i: int, p: Rows) -> Row:
+        return p[i]
 
 
 class UnwarpedBonus(Mutant):
     """Draws the bonus token from the logits before the temperature (here 0.5) was applied."""
 
-    def bonus(self, draft: SeqDraft, p: Rows) -> Tensor:
-        return p.row(draft.size) ** 0.5
+    def bonus(self, draft: SeqDraft, p: Rows) -> Row:
+        return Row.dense(p.row(draft.size) ** 0.5)
 
 
 class GoesOnBehindRejection(Mutant):
@@ -73,10 +72,10 @@ class GoesOnBehindRejection(Mutant):
     def verify(self, draft: SeqDraft, p: Rows, rng: Rng, seed: int, position: int) -> Verdict:
         path = []
         for i, token in enumerate(draft.tokens):
-            ratio = p.probability(i, token) / float(draft.q(i)[token])
+            ratio = p[i][token] / draft.q(i)[token]
             if rng.bernoulli(min(1.0, ratio), Key(seed, position, Purpose.ACCEPT, i)):
                 path.append(i)
-        token = rng.categorical(p.row(draft.size), Key(seed, position, Purpose.TARGET, draft.size))
+        token = rng.categorical(p[draft.size], Key(seed, position, Purpose.TARGET, draft.size))
         return Verdict(path, token, Origin.BONUS)
 
 
@@ -89,12 +88,12 @@ class RacesResidualOnSharedClocks(Mutant):
     def verify(self, draft: SeqDraft, p: Rows, rng: Rng, seed: int, position: int) -> Verdict:
         for i, token in enumerate(draft.tokens):
             q_V = self.tables.q(tuple(draft.tokens[:i]))
-            ratio = p.probability(i, token) / float(q_V[token])
+            ratio = p[i][token] / float(q_V[token])
             if not rng.bernoulli(min(1.0, ratio), Key(seed, position, Purpose.ACCEPT, i)):
                 weights_V = torch.clamp(p.row(i) - q_V, min=0.0)
-                recovered = rng.race(weights_V / weights_V.sum(), Key(seed, position + i, Purpose.RACE))
+                recovered = rng.race(Row.dense(weights_V / weights_V.sum()), Key(seed, position + i, Purpose.RACE))
                 return Verdict(list(range(i)), recovered, Origin.RECOVERED)
-        bonus = rng.categorical(p.row(draft.size), Key(seed, position, Purpose.TARGET, draft.size))
+        bonus = rng.categorical(p[draft.size], Key(seed, position, Purpose.TARGET, draft.size))
         return Verdict(list(range(draft.size)), bonus, Origin.BONUS)
 
 
@@ -107,10 +106,10 @@ class BlockWithChainResidual(BlockVerifier):
         verdict = super().verify(draft, p, rng, seed, position)
         if verdict.n_accept == draft.size:
             return verdict
-        weights_V = torch.clamp(p.row(verdict.n_accept) - draft.q(verdict.n_accept), min=0.0)
-        weights_V = weights_V if float(weights_V.sum()) > 0.0 else p.row(verdict.n_accept)
+        weights_V = torch.clamp(p.row(verdict.n_accept) - draft.q(verdict.n_accept).to_dense(), min=0.0)
+        residual = Row.dense(weights_V) if float(weights_V.sum()) > 0.0 else p[verdict.n_accept]
         key = Key(seed, position, Purpose.TARGET, draft.size + verdict.n_accept)
-        return Verdict(verdict.path, rng.categorical(weights_V, key), verdict.origin)
+        return Verdict(verdict.path, rng.categorical(residual, key), verdict.origin)
 
 
 class UncappedBlock(BlockVerifier):
@@ -121,14 +120,14 @@ class UncappedBlock(BlockVerifier):
     def _accept_probability(self, draft: SeqDraft, i: int, p: Rows, weight: float) -> float:
         if i < draft.size:
             return super()._accept_probability(draft, i, p, weight)
-        ratios = (p.probability(j, token) / float(draft.q(j)[token]) for j, token in enumerate(draft.tokens))
+        ratios = (p[j][token] / draft.q(j)[token] for j, token in enumerate(draft.tokens))
         return min(1.0, math.prod(ratios))
 
 
 def drops_unlikely(tables: Tables, k: int, rng: Rng) -> SeqDraft:
     """A drafter that draws a token and then leaves it out because q gave it little."""
     draft = propose_iid(tables, k, rng)
-    size = next((i for i in range(k) if float(draft.q(i)[draft.tokens[i]]) < 1.0 / tables.vocab_size), k)
+    size = next((i for i in range(k) if draft.q(i)[draft.tokens[i]] < 1.0 / tables.vocab_size), k)
     return draft.head(size)
 
 
@@ -144,8 +143,8 @@ def rounds_q(dtype: torch.dtype) -> object:
 
     def propose(tables: Tables, k: int, rng: Rng) -> SeqDraft:
         draft = propose_iid(tables, k, rng)
-        rows = [q_V.to(dtype).to(torch.float64) for q_V in draft.q_rows]
-        return SeqDraft.chain(draft.tokens, DraftLaw.IID, [q_V / q_V.sum() for q_V in rows])
+        rows = [q.to_dense().to(dtype).to(torch.float64) for q in draft.q_rows]
+        return SeqDraft.chain(draft.tokens, DraftLaw.IID, [Row.dense(q_V / q_V.sum()) for q_V in rows])
 
     return propose
 
@@ -167,7 +166,7 @@ class AbsoluteNoiseDrafter(TableDrafter):
         place = seq.output_len + i
         if place not in self.noise:
             thirds_3 = torch.full((3,), 1 / 3, dtype=torch.float64)
-            self.noise[place] = rng.categorical(thirds_3, Key(seq.seed, place, Purpose.DRAFT))
+            self.noise[place] = rng.categorical(Row.dense(thirds_3), Key(seq.seed, place, Purpose.DRAFT))
         return int((self.noise[place] + 0.5) / 3 > float(q_V[0]))
 
 
@@ -175,4 +174,4 @@ class FreshNoiseDrafter(AbsoluteNoiseDrafter):
     """The same drafter with noise of its own in every round: the control."""
 
     def choose(self, q_V: Tensor, seq: Sequence, i: int, rng: Rng) -> int:
-        return rng.categorical(q_V, Key(seq.seed, seq.output_len, Purpose.DRAFT, i))
+        return rng.categorical(Row.dense(q_V), Key(seq.seed, seq.output_len, Purpose.DRAFT, i))

@@ -15,6 +15,7 @@ from torch import Tensor
 from outrider.core.draft import Draft, DraftLaw, SeqDraft
 from outrider.core.protocols import Committed, Controller, LanguageModel, Segment, Verifier
 from outrider.core.rng import ExhaustiveRng, Key, Purpose, Rng
+from outrider.core.row import Row
 from outrider.core.step import Decided, spec_step
 from outrider.core.types import SamplingParams, Sequence
 from outrider.core.warp import RowContext, warp
@@ -76,12 +77,12 @@ class TableDrafter:
 
     def draft(self, seq: Sequence, budget: int, rng: Rng) -> SeqDraft:
         tokens: list[int] = []
-        rows: list[Tensor] = []
+        rows: list[Row] = []
         for i in range(budget):
             q_V = self.q(seq, tokens)
             token = self.choose(q_V, seq, i, rng)
             tokens.append(token)
-            rows.append(q_V)
+            rows.append(Row.dense(q_V))
             if self.stop(q_V, token):
                 break
         return SeqDraft.chain(tokens, self.law, rows if self.law is DraftLaw.IID else ())
@@ -100,8 +101,8 @@ class TableDrafter:
         if self.law is DraftLaw.POINT:
             return int(q_V.argmax())
         if self.law is DraftLaw.SHARED_NOISE:
-            return rng.race(q_V, Key(seq.seed, position + i, Purpose.RACE))
-        return rng.categorical(q_V, Key(seq.seed, position, Purpose.DRAFT, i))
+            return rng.race(Row.dense(q_V), Key(seq.seed, position + i, Purpose.RACE))
+        return rng.categorical(Row.dense(q_V), Key(seq.seed, position, Purpose.DRAFT, i))
 
 
 class CautiousController:

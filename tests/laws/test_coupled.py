@@ -8,6 +8,7 @@ import torch
 from outrider.control.fixed import FixedController
 from outrider.core.draft import DraftLaw
 from outrider.core.rng import CounterRng, ExhaustiveRng, Key, Purpose, exponential_clocks, joint_race_law
+from outrider.core.row import Row
 from outrider.core.types import SamplingParams
 from outrider.verify.coupled import CoupledVerifier
 from tests.laws.harness import EXACT, one_round, propose_race, random_tables
@@ -111,7 +112,7 @@ def test_sampled_texts_have_the_law() -> None:
 
 def test_races_are_not_keys_drawn_twice() -> None:
     """Racing one row twice on the same clocks gives the same winner, in the exhaustive generator too."""
-    p_V = torch.tensor([0.2, 0.8], dtype=torch.float64)
+    p = Row.dense(torch.tensor([0.2, 0.8], dtype=torch.float64))
     key = Key(0, 0, Purpose.RACE)
-    law = ExhaustiveRng().law(lambda rng: (rng.race(p_V, key), rng.race(p_V, key)))
+    law = ExhaustiveRng().law(lambda rng: (rng.race(p, key), rng.race(p, key)))
     assert law == pytest.approx({(0, 0): 0.2, (1, 1): 0.8})

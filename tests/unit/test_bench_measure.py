@@ -125,7 +125,7 @@ class KeepsTheFirst(GreedyVerifier):
 
     def verify(self, draft, p, rng, seed, position):
         path = [0] if draft.size else []
-        return Verdict(path, p.point_M[len(path)], Origin.BONUS)
+        return Verdict(path, p[len(path)].only, Origin.BONUS)
 
 
 def test_answers_that_differ_are_counted_and_left_out_of_the_speedup(monkeypatch):

@@ -125,7 +125,7 @@ class AcceptsAnything:
 
     def verify(self, draft, p, rng, seed, position):
         path = [0] if draft.size else []
-        return Verdict(path, p.point_M[len(path)], Origin.BONUS)
+        return Verdict(path, p[len(path)].only, Origin.BONUS)
 
 
 class RacesElsewhere(CoupledVerifier):

@@ -6,12 +6,13 @@ import pytest
 import torch
 
 from outrider.core.draft import Draft, DraftLaw, Dropped, SeqDraft, sanitise
+from outrider.core.row import Row
 from outrider.core.tree import depths, is_chain, visible
 
-UNIFORM = torch.full((4,), 0.25, dtype=torch.float64)
+UNIFORM = Row.dense(torch.full((4,), 0.25, dtype=torch.float64))
 
 
-def drawn(tokens: list[int], rows: list[torch.Tensor] | None = None) -> SeqDraft:
+def drawn(tokens: list[int], rows: list[Row] | None = None) -> SeqDraft:
     return SeqDraft.chain(tokens, DraftLaw.IID, rows if rows is not None else [UNIFORM] * len(tokens))
 
 
@@ -45,7 +46,7 @@ def test_tree() -> None:
 
 
 def test_siblings_share_a_row_of_q() -> None:
-    rows = [UNIFORM, UNIFORM * 1.0]
+    rows = [UNIFORM, Row.dense(UNIFORM.to_dense())]
     draft = SeqDraft([0, 1, 2], [-1, -1, 0], DraftLaw.NO_REPLACEMENT, rows, [0, 0, 1])
     assert draft.q(0) is draft.q(1)
     assert draft.q(2) is rows[1]
@@ -69,11 +70,11 @@ def test_an_honest_draft_is_left_alone(draft: SeqDraft) -> None:
     assert sanitise(draft, 3, 4) == (draft, None)
 
 
-def bad_row(**changes: float) -> torch.Tensor:
-    row = UNIFORM.clone()
+def bad_row(**changes: float) -> Row:
+    row_V = UNIFORM.to_dense().clone()
     for name, value in changes.items():
-        row[int(name[1:])] = value
-    return row
+        row_V[int(name[1:])] = value
+    return Row.dense(row_V)
 
 
 @pytest.mark.parametrize(
@@ -86,7 +87,12 @@ def bad_row(**changes: float) -> torch.Tensor:
         (SeqDraft([0, 1], [-1, 1]), 1, "parent is not an earlier node"),
         (SeqDraft([0, 1], [-2, 0]), 0, "parent is not an earlier node"),
         (drawn([0, 1], [UNIFORM]), 1, "no q row"),
-        (drawn([0, 1], [UNIFORM, torch.full((5,), 0.2, dtype=torch.float64)]), 1, "q has another vocabulary size"),
+        (
+            drawn([0, 1], [UNIFORM, Row.dense(torch.full((5,), 0.2, dtype=torch.float64))]),
+            1,
+            "q has another vocabulary size",
+        ),
+        (drawn([0, 1], [UNIFORM, UNIFORM.to_dense()]), 1, "q is no Row"),
         (drawn([0, 1], [UNIFORM, bad_row(t3=float("nan"))]), 1, "q is not a distribution"),
         (drawn([0, 1], [bad_row(t3=0.5), UNIFORM]), 0, "q is not a distribution"),
         (drawn([0, 1], [UNIFORM, bad_row(t2=-0.25, t3=0.75)]), 1, "q is not a distribution"),

@@ -12,6 +12,7 @@ from outrider.core.draft import DraftLaw, SeqDraft
 from outrider.core.protocols import Committed, Drafter, LanguageModel, Pass, Segment
 from outrider.core.registry import verifier_class
 from outrider.core.rng import CounterRng, ExhaustiveRng, Key, Purpose, Rng
+from outrider.core.row import Row
 from outrider.core.step import PREFILL_CHUNK
 from outrider.core.types import SamplingParams, Sequence
 from outrider.core.warp import RowContext, distribution, warp
@@ -81,8 +82,8 @@ def commit(drafter: Drafter, seq: Sequence, tokens: Seq[int], accepted: int = 0)
     drafter.commit(seq, Committed(tokens, accepted))
 
 
-def q_after(model: SpyModel, seq: Sequence, path: Seq[int]) -> Tensor:
-    return warp(model.row((*seq.tokens, *path))[None], [RowContext(seq, tuple(path))]).row(0)
+def q_after(model: SpyModel, seq: Sequence, path: Seq[int]) -> Row:
+    return warp(model.row((*seq.tokens, *path))[None], [RowContext(seq, tuple(path))])[0]
 
 
 # The laws of drafts
@@ -110,21 +111,21 @@ def test_probabilistic_drafts_come_with_the_very_rows_that_were_sampled() -> Non
     model = SpyModel()
     drafter = DraftModelDrafter(model=model, draft_sample_method="probabilistic")
     seq = sequence(0, [1, 2, 5], params)
-    sampled_from: dict[Key, Tensor] = {}
+    sampled_from: dict[Key, Row] = {}
 
     class Watching(CounterRng):
-        def categorical(self, p_V: Tensor, key: Key) -> int:
-            sampled_from[key] = p_V
-            return super().categorical(p_V, key)
+        def categorical(self, row: Row, key: Key) -> int:
+            sampled_from[key] = row
+            return super().categorical(row, key)
 
     opened(drafter, seq)
     commit(drafter, seq, [0, 4])
     draft = drafter.propose([seq], [4], Watching()).seqs[0]
     assert draft.law is DraftLaw.IID
     assert list(sampled_from) == [Key(seq.seed, 2, Purpose.DRAFT, i) for i in range(4)]
-    for i, row_V in enumerate(sampled_from.values()):
-        assert draft.q(i) is row_V
-        assert torch.equal(row_V, q_after(model, seq, draft.tokens[:i]))
+    for i, row in enumerate(sampled_from.values()):
+        assert draft.q(i) is row
+        assert row == q_after(model, seq, draft.tokens[:i])
 
 
 def test_coupled_drafts_race_the_noise_of_their_own_output_position() -> None:
@@ -136,8 +137,8 @@ def test_coupled_drafts_race_the_noise_of_their_own_output_position() -> None:
     draft = propose(drafter, seq, 3)
     assert draft.law is DraftLaw.SHARED_NOISE
     for i, token in enumerate(draft.tokens):
-        q_V = q_after(model, seq, draft.tokens[:i])
-        assert token == CounterRng().race(q_V, Key(seq.seed, 1 + i, Purpose.RACE))
+        q = q_after(model, seq, draft.tokens[:i])
+        assert token == CounterRng().race(q, Key(seq.seed, 1 + i, Purpose.RACE))
 
 
 @pytest.mark.parametrize(
@@ -194,7 +195,7 @@ def test_a_draft_ends_after_an_unsure_token_which_stays() -> None:
         opened(free, seq)
         opened(careful, seq)
         whole, cut = propose(free, seq, 6), propose(careful, seq, 6)
-        unsure = [i for i in range(6) if float(whole.q(i)[whole.tokens[i]]) < 0.5]
+        unsure = [i for i in range(6) if whole.q(i)[whole.tokens[i]] < 0.5]
         assert cut.tokens == whole.tokens[: unsure[0] + 1 if unsure else 6]
 
 
@@ -222,8 +223,8 @@ def test_draft_lengths_do_not_bias_a_sampled_draft(rule: str, min_confidence: fl
         return tuple(draft.tokens[:1])
 
     law = ExhaustiveRng().law(first)
-    q_V = distribution(model.row((1, 2)), SAMPLED)
-    assert all(law[(token,)] == pytest.approx(float(q_V[token]), abs=1e-12) for token in range(3))
+    q = distribution(model.row((1, 2)), SAMPLED)
+    assert all(law[(token,)] == pytest.approx(q[token], abs=1e-12) for token in range(3))
 
 
 # Catching up
@@ -310,7 +311,7 @@ def test_padded_vocabularies(target_vocab: int, params: SamplingParams) -> None:
         draft = propose(drafter, seq, 6)
         assert draft.size == 6
         assert max(draft.tokens) < min(V, target_vocab)
-        assert all(q_V.numel() == target_vocab and not q_V[V:].any() for q_V in draft.q_rows)
+        assert all(q.size == target_vocab and not q.to_dense()[V:].any() for q in draft.q_rows)
 
 
 def test_a_target_token_that_the_draft_does_not_know_ends_drafting() -> None:
@@ -335,7 +336,7 @@ def test_a_smaller_output_vocabulary(kind: type[SpyModel]) -> None:
     for i in range(6):
         logits_V = torch.full((V,), -torch.inf, dtype=torch.float64)
         logits_V[kept] = model.row((*seq.tokens, *draft.tokens[:i]))[kept]
-        assert torch.equal(draft.q(i), distribution(logits_V, SAMPLED))
+        assert draft.q(i) == distribution(logits_V, SAMPLED)
     assert (drafter.model is model) == (kind is SpyModel)
 
 
@@ -447,7 +448,7 @@ def test_layer_skip_needs_a_target_that_can() -> None:
 
 def offer(tokens: list[int], confidence: Seq[float] = (), law: DraftLaw = DraftLaw.POINT) -> FixedDrafter:
     """A drafter that offers this draft."""
-    rows = [torch.full((V,), 1 / V, dtype=torch.float64)] * len(tokens) if law is DraftLaw.IID else []
+    rows = [Row.dense(torch.full((V,), 1 / V, dtype=torch.float64))] * len(tokens) if law is DraftLaw.IID else []
     draft = SeqDraft.chain(tokens, law, rows, confidence=confidence, source="fixed")
     return FixedDrafter(script=lambda seq, budget: draft, laws=[law])
 

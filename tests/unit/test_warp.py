@@ -50,9 +50,9 @@ OFF = -math.inf
 @pytest.mark.parametrize("params", [SamplingParams(), SamplingParams(temperature=1e-8), SamplingParams(1.0, top_k=1)])
 def test_greedy_is_one_hot_at_the_lowest_index_of_a_tie(params: SamplingParams) -> None:
     rows = processed(params)
-    assert rows.point_M == [1]
+    assert rows[0].only == 1
     assert rows.row(0).tolist() == [0.0, 1.0, 0.0, 0.0]
-    assert [rows.probability(0, token) for token in range(4)] == [0.0, 1.0, 0.0, 0.0]
+    assert [rows[0][token] for token in range(4)] == [0.0, 1.0, 0.0, 0.0]
 
 
 def test_ties_in_a_large_vocabulary() -> None:
@@ -60,7 +60,7 @@ def test_ties_in_a_large_vocabulary() -> None:
     logits = [0.0] * 5000
     logits[1234] = logits[1235] = logits[4999] = 7.0
     for dtype in (torch.float32, torch.float64):
-        assert processed(SamplingParams(), logits, dtype=dtype).point_M == [1234]
+        assert processed(SamplingParams(), logits, dtype=dtype)[0].only == 1234
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
@@ -120,8 +120,8 @@ def test_repetition_penalty_counts_prompt_output_and_path() -> None:
 
 def test_penalties_make_greedy_choose_otherwise() -> None:
     params = SamplingParams(frequency_penalty=2.0)
-    assert processed(params, tokens=(0, 1), prompt_len=1).point_M == [3]
-    assert processed(params, tokens=(0, 1), prompt_len=1, path=(3,)).point_M == [2]
+    assert processed(params, tokens=(0, 1), prompt_len=1)[0].only == 3
+    assert processed(params, tokens=(0, 1), prompt_len=1, path=(3,))[0].only == 2
 
 
 def test_bias_and_bans() -> None:
@@ -130,14 +130,14 @@ def test_bias_and_bans() -> None:
 
 
 def test_a_ban_beats_a_bias() -> None:
-    assert processed(SamplingParams(logit_bias={3: 100.0}, bad_token_ids=(3,))).point_M == [1]
+    assert processed(SamplingParams(logit_bias={3: 100.0}, bad_token_ids=(3,)))[0].only == 1
 
 
 def test_min_tokens_counts_the_path() -> None:
     params = SamplingParams(min_tokens=3)
     where = {"tokens": (0, 1), "prompt_len": 1, "stop_ids": frozenset({1})}
-    assert processed(params, path=(0,), **where).point_M == [3]
-    assert processed(params, path=(0, 0), **where).point_M == [1]
+    assert processed(params, path=(0,), **where)[0].only == 3
+    assert processed(params, path=(0, 0), **where)[0].only == 1
 
 
 class OnlyEven:
@@ -185,18 +185,11 @@ def test_rows_of_a_batch_do_not_touch_each_other() -> None:
     together = warp(logits_MV, contexts)
     for m, context in enumerate(contexts):
         alone = warp(logits_MV[m : m + 1], [context])
-        assert torch.equal(together.row(m), alone.row(0))
-        assert (together.point_M[m], together.bad_M[m]) == (alone.point_M[0], alone.bad_M[0])
+        assert together[m] == alone[0]
+        assert (together[m].only, together.bad_M[m]) == (alone[0].only, alone.bad_M[0])
 
 
 def test_float32_logits_are_processed_in_float64() -> None:
     logits = [0.1, 0.2, 0.3, 0.7]
     widened = torch.tensor(logits, dtype=torch.float32).to(torch.float64).tolist()
     assert law(SamplingParams(0.3), logits, dtype=torch.float32) == law(SamplingParams(0.3), widened)
-
-
-def test_slice_and_of() -> None:
-    p_MV = torch.tensor([[0.5, 0.5], [0.1, 0.9], [1.0, 0.0]], dtype=torch.float64)
-    rows = Rows.of(p_MV).slice(1, 3)
-    assert rows.probability(0, 1) == 0.9
-    assert torch.equal(rows.row(1), p_MV[2])

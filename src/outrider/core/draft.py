@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from itertools import accumulate
 
-from torch import Tensor
-
+from outrider.core.row import Row
 from outrider.core.tree import is_chain
 
 
@@ -35,15 +34,15 @@ class DraftLaw(Enum):
 class SeqDraft:
     """One sequence's draft. `parents[i]` is a node before i, or -1 for the last committed token.
 
-    `q_row[i]` names the row of `q_rows` that node i was drawn from (IID and NO_REPLACEMENT; float64, sums to 1: the
-    very tensor that was sampled). `confidence[i]` is for controllers only. `source` is the drafter's name, `passes` the
+    `q_row[i]` names the row of `q_rows` that node i was drawn from (IID and NO_REPLACEMENT; sums to 1: the very row
+    that was sampled). `confidence[i]` is for controllers only. `source` is the drafter's name, `passes` the
     draft-model forward passes that this sequence took part in.
     """
 
     tokens: list[int]
     parents: list[int]
     law: DraftLaw = DraftLaw.POINT
-    q_rows: list[Tensor] = field(default_factory=list)
+    q_rows: list[Row] = field(default_factory=list)
     q_row: list[int] = field(default_factory=list)
     confidence: list[float] = field(default_factory=list)
     source: str = ""
@@ -54,7 +53,7 @@ class SeqDraft:
         cls,
         tokens: Seq[int],
         law: DraftLaw = DraftLaw.POINT,
-        q_rows: Seq[Tensor] = (),
+        q_rows: Seq[Row] = (),
         *,
         confidence: Seq[float] = (),
         source: str = "",
@@ -78,8 +77,8 @@ class SeqDraft:
     def is_chain(self) -> bool:
         return is_chain(self.parents)
 
-    def q(self, node: int) -> Tensor:
-        """The row [V] (float64) that `node` was drawn from."""
+    def q(self, node: int) -> Row:
+        """The row that `node` was drawn from."""
         return self.q_rows[self.q_row[node]]
 
     def path(self, node: int) -> list[int]:
@@ -156,12 +155,13 @@ def _problem(draft: SeqDraft, node: int, vocab_size: int, needs_q: bool) -> str:
         return ""
     if node >= len(draft.q_row) or not 0 <= draft.q_row[node] < len(draft.q_rows):
         return "no q row"
-    q_V = draft.q(node)
-    if q_V.numel() != vocab_size:
+    q = draft.q(node)
+    if not isinstance(q, Row):
+        return "q is no Row"
+    if q.size != vocab_size:
         return "q has another vocabulary size"
-    total = float(q_V.sum())
-    if not abs(total - 1.0) < 1e-6 or float(q_V.min()) < 0.0:
+    if not abs(q.total() - 1.0) < 1e-6 or float(q.weight_S.min()) < 0.0:
         return "q is not a distribution"
-    if not float(q_V[token]) > 0.0:
+    if not q[token] > 0.0:
         return "q gives its own token no probability"
     return ""

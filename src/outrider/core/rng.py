@@ -11,7 +11,7 @@ drafter race the same exponential clocks there (rule `coupled`).
 Three generators: `CounterRng` runs, `RecordingRng` runs and remembers its draws for a trace, and `ExhaustiveRng`
 branches at each draw, so that a test gets the exact law of whatever a function returns.
 
-Shapes: V vocabulary.
+Shapes: V vocabulary, S tokens of a row.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from typing import NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
+
+from outrider.core.row import Row
 
 _MASK64 = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -60,12 +62,12 @@ class Rng(Protocol):
         """True with probability p (clamped to [0, 1])."""
         ...
 
-    def categorical(self, p_V: Tensor, key: Key) -> int:
-        """An index drawn from the non-negative weights p_V (float64, need not sum to 1, must not all be 0)."""
+    def categorical(self, row: Row, key: Key) -> int:
+        """A token drawn from the row, whose weights need not sum to 1 but must not all be 0."""
         ...
 
-    def race(self, p_V: Tensor, key: Key) -> int:
-        """The Gumbel-max draw from p_V under noise that `key` alone fixes: equal keys race equal clocks."""
+    def race(self, row: Row, key: Key) -> int:
+        """The Gumbel-max draw from the row under noise that `key` alone fixes: equal keys race equal clocks."""
         ...
 
 
@@ -93,23 +95,22 @@ def _signed(x: int) -> int:
     return x - (1 << 64) if x >> 63 else x
 
 
-def _shift_right(x_V: Tensor, bits: int) -> Tensor:
+def _shift_right(x_S: Tensor, bits: int) -> Tensor:
     """Logical right shift of int64 words, which torch would otherwise shift arithmetically."""
-    return (x_V >> bits) & ((1 << (64 - bits)) - 1)
+    return (x_S >> bits).bitwise_and_((1 << (64 - bits)) - 1)
 
 
-def _uniforms(key: Key, count: int) -> Tensor:
-    """`count` float64 uniforms in (0, 1) that `key` fixes: SplitMix64 in counter mode."""
-    x_V = torch.arange(1, count + 1, dtype=torch.int64) * _signed(_GOLDEN) + _signed(_state(key))
-    x_V = (x_V ^ _shift_right(x_V, 30)) * _signed(0xBF58476D1CE4E5B9)
-    x_V = (x_V ^ _shift_right(x_V, 27)) * _signed(0x94D049BB133111EB)
-    x_V = x_V ^ _shift_right(x_V, 31)
-    return (_shift_right(x_V, 11).to(torch.float64) + 0.5) * 2.0**-53
-
-
-def exponential_clocks(key: Key, count: int) -> Tensor:
-    """`count` standard exponential variates (float64) that `key` fixes; the clocks of a race."""
-    return -torch.log(_uniforms(key, count))
+def exponential_clocks(key: Key, tokens: int | Tensor) -> Tensor:
+    """The clocks of a race: standard exponential variates (float64) that `key` fixes, for the given tokens (int64 [S])
+    or for tokens 0 to `tokens` - 1. Each is a hash of key and token: SplitMix64 in counter mode.
+    """
+    x_S = torch.arange(tokens) if isinstance(tokens, int) else tokens.clone()
+    x_S.add_(1).mul_(_signed(_GOLDEN)).add_(_signed(_state(key)))
+    x_S.bitwise_xor_(_shift_right(x_S, 30)).mul_(_signed(0xBF58476D1CE4E5B9))
+    x_S.bitwise_xor_(_shift_right(x_S, 27)).mul_(_signed(0x94D049BB133111EB))
+    x_S.bitwise_xor_(_shift_right(x_S, 31))
+    uniform_S = _shift_right(x_S, 11).to(torch.float64).add_(0.5).mul_(2.0**-53)
+    return uniform_S.log_().neg_()
 
 
 class CounterRng:
@@ -125,15 +126,16 @@ class CounterRng:
     def bernoulli(self, p: float, key: Key) -> bool:
         return self.uniform(key) < p
 
-    def categorical(self, p_V: Tensor, key: Key) -> int:
-        total_V = p_V.cumsum(0)
-        threshold = self.uniform(key) * total_V[-1]
-        index = int(torch.searchsorted(total_V, threshold, right=True))
-        return index if index < p_V.numel() else int(p_V.nonzero()[-1])
+    def categorical(self, row: Row, key: Key) -> int:
+        total_S = row.weight_S.cumsum(0)
+        threshold = self.uniform(key) * total_S[-1]
+        index = int(torch.searchsorted(total_S, threshold, right=True))
+        return row.token(index if index < total_S.numel() else int(row.weight_S.nonzero()[-1]))
 
-    def race(self, p_V: Tensor, key: Key) -> int:
-        clocks_V = exponential_clocks(key, p_V.numel()).to(p_V.device)
-        return int(torch.argmin(torch.where(p_V > 0, clocks_V / p_V, torch.inf)))
+    def race(self, row: Row, key: Key) -> int:
+        clocks_S = exponential_clocks(key, row.size if row.token_S is None else row.token_S.cpu())
+        arrival_S = clocks_S.to(row.weight_S.device).div_(row.weight_S)
+        return row.token(int(torch.where(row.weight_S > 0, arrival_S, torch.inf).argmin()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,17 +173,17 @@ class RecordingRng(CounterRng):
         self._draws.append(Draw(key, "bernoulli", p, self.uniform(key), int(outcome)))
         return outcome
 
-    def categorical(self, p_V: Tensor, key: Key) -> int:
-        outcome = super().categorical(p_V, key)
-        top = (p_V / p_V.sum()).topk(min(8, p_V.numel()))
-        likeliest = tuple((i, w) for i, w in zip(top.indices.tolist(), top.values.tolist(), strict=True) if w > 0)
-        probability = float(p_V[outcome] / p_V.sum())
-        self._draws.append(Draw(key, "categorical", probability, self.uniform(key), outcome, likeliest))
+    def categorical(self, row: Row, key: Key) -> int:
+        outcome, total = super().categorical(row, key), row.total()
+        top = (row.weight_S / total).topk(min(8, row.weight_S.numel()))
+        ranked = zip(top.indices.tolist(), top.values.tolist(), strict=True)
+        likeliest = tuple((row.token(i), weight) for i, weight in ranked if weight > 0)
+        self._draws.append(Draw(key, "categorical", row[outcome] / total, self.uniform(key), outcome, likeliest))
         return outcome
 
-    def race(self, p_V: Tensor, key: Key) -> int:
-        outcome = super().race(p_V, key)
-        self._draws.append(Draw(key, "race", float(p_V[outcome]), None, outcome))
+    def race(self, row: Row, key: Key) -> int:
+        outcome = super().race(row, key)
+        self._draws.append(Draw(key, "race", row[outcome], None, outcome))
         return outcome
 
 
@@ -198,7 +200,7 @@ class ExhaustiveRng:
         self._options: list[list[tuple[int, float]]] = []
         self._depth = 0
         self._used: set[Key] = set()
-        self._races: dict[Key, list[tuple[Tensor, int]]] = {}
+        self._races: dict[Key, list[tuple[Row, int]]] = {}
 
     def of(self, seq_id: int) -> Rng:
         return self
@@ -245,27 +247,30 @@ class ExhaustiveRng:
         p = min(max(p, 0.0), 1.0)
         return bool(self._branch([(1, p), (0, 1.0 - p)]))
 
-    def categorical(self, p_V: Tensor, key: Key) -> int:
+    def categorical(self, row: Row, key: Key) -> int:
         self._claim(key)
-        weights = p_V.tolist()
-        total = sum(weights)
-        return self._branch([(i, w / total) for i, w in enumerate(weights)])
+        return self._branch(_options(row.to_dense()))
 
-    def race(self, p_V: Tensor, key: Key) -> int:
+    def race(self, row: Row, key: Key) -> int:
         known = self._races.setdefault(key, [])
-        for other_V, winner in known:
-            if torch.equal(other_V, p_V):
+        for other, winner in known:
+            if other == row:
                 return winner
         assert len(known) < 2, f"{key}: the joint law of three races is not worked out"
+        law_V = row.to_dense()
         if known:
-            other_V, winner = known[0]
-            joint_V = joint_race_law(other_V, p_V)[winner]
-            options = [(i, w / float(joint_V.sum())) for i, w in enumerate(joint_V.tolist())]
-        else:
-            options = [(i, w / float(p_V.sum())) for i, w in enumerate(p_V.tolist())]
-        outcome = self._branch(options)
-        known.append((p_V.clone(), outcome))
+            other, winner = known[0]
+            law_V = joint_race_law(other.to_dense(), law_V)[winner]
+        outcome = self._branch(_options(law_V))
+        known.append((row, outcome))
         return outcome
+
+
+def _options(weight_V: Tensor) -> list[tuple[int, float]]:
+    """(token, probability) of every token."""
+    weights = weight_V.tolist()
+    total = sum(weights)
+    return [(token, weight / total) for token, weight in enumerate(weights)]
 
 
 def joint_race_law(q_V: Tensor, p_V: Tensor) -> Tensor:

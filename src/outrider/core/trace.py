@@ -83,8 +83,8 @@ def trace_of(done: SeqRound, draws: Seq[Draw]) -> StepTrace:
         TracedNode(
             token,
             parent,
-            done.p.probability(parent + 1, token),
-            float(draft.q(node)[token]) if draft.q_row else 1.0,
+            done.p[parent + 1][token],
+            draft.q(node)[token] if draft.q_row else 1.0,
             node in verdict.path,
         )
         for node, (token, parent) in enumerate(zip(draft.tokens, draft.parents, strict=True))

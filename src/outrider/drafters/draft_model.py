@@ -18,6 +18,7 @@ from torch import Tensor
 from outrider.core.draft import Draft, DraftLaw, SeqDraft
 from outrider.core.protocols import Committed, LanguageModel
 from outrider.core.rng import Key, Purpose, Rng
+from outrider.core.row import Row
 from outrider.core.types import Sequence
 from outrider.core.warp import RowContext, Rows, warp
 from outrider.drafters.draft_cache import DraftState, advance, prefill
@@ -49,7 +50,7 @@ class _Run:
     law: DraftLaw
     limit: int
     tokens: list[int] = field(default_factory=list)
-    q_rows: list[Tensor] = field(default_factory=list)
+    q_rows: list[Row] = field(default_factory=list)
     confidence: list[float] = field(default_factory=list)
     done: bool = False
 
@@ -180,22 +181,22 @@ class DraftModelDrafter:
             run.done = True
             return
         if run.law is DraftLaw.POINT:
-            token = p.point_M[n]
+            token = p[n].likeliest()
             peak = probability = float((logits_V[token] - logits_V.logsumexp(0)).exp())
         else:
-            q_V = p.row(n)
-            token = self._draw(run, q_V, rng)
-            peak, probability = float(q_V.max()), float(q_V[token])
+            q = p[n]
+            token = self._draw(run, q, rng)
+            peak, probability = q[q.likeliest()], q[token]
         run.tokens.append(token)
         run.confidence.append(peak * (run.confidence[-1] if run.confidence else 1.0))
         run.done = len(run.tokens) == run.limit or probability < self.min_confidence or token in seq.stop_ids
 
-    def _draw(self, run: _Run, q_V: Tensor, rng: Rng) -> int:
+    def _draw(self, run: _Run, q: Row, rng: Rng) -> int:
         seq, i = run.seq, len(run.tokens)
         if run.law is DraftLaw.SHARED_NOISE:
-            return rng.race(q_V, Key(seq.seed, seq.output_len + i, Purpose.RACE))
-        run.q_rows.append(q_V)
-        return rng.categorical(q_V, Key(seq.seed, seq.output_len, Purpose.DRAFT, i))
+            return rng.race(q, Key(seq.seed, seq.output_len + i, Purpose.RACE))
+        run.q_rows.append(q)
+        return rng.categorical(q, Key(seq.seed, seq.output_len, Purpose.DRAFT, i))
 
     def _still_running(self, runs: list[_Run]) -> list[_Run]:
         """The runs that go on. One that the model failed on ends here, with the tokens that it has."""

@@ -43,7 +43,7 @@ class BlockVerifier:
     def verify(self, draft: SeqDraft, p: Rows, rng: Rng, seed: int, position: int) -> Verdict:
         n, weight_n, weight = 0, 1.0, 1.0
         for i in range(1, draft.size + 1):
-            ratio = p.probability(i - 1, draft.tokens[i - 1]) / draft_probability(draft, i - 1)
+            ratio = p[i - 1][draft.tokens[i - 1]] / draft_probability(draft, i - 1)
             weight = min(1.0, weight * ratio)
             if weight == 0.0:
                 break
@@ -52,7 +52,7 @@ class BlockVerifier:
                 n, weight_n = i, weight
         path, key = list(range(n)), Key(seed, position, Purpose.TARGET, n)
         if n == draft.size:
-            return Verdict(path, rng.categorical(p.row(n), key), Origin.BONUS)
+            return Verdict(path, rng.categorical(p[n], key), Origin.BONUS)
         return Verdict(path, rng.categorical(residual(draft, n, p, weight_n), key), Origin.RECOVERED)
 
     def _accept_probability(self, draft: SeqDraft, i: int, p: Rows, weight: float) -> float:

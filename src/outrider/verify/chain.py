@@ -38,9 +38,9 @@ class ChainVerifier:
 
     def verify(self, draft: SeqDraft, p: Rows, rng: Rng, seed: int, position: int) -> Verdict:
         for i, token in enumerate(draft.tokens):
-            ratio = p.probability(i, token) / draft_probability(draft, i)
+            ratio = p[i][token] / draft_probability(draft, i)
             if not rng.bernoulli(min(1.0, ratio), Key(seed, position, Purpose.ACCEPT, i)):
                 recovered = rng.categorical(residual(draft, i, p), Key(seed, position, Purpose.TARGET, i))
                 return Verdict(list(range(i)), recovered, Origin.RECOVERED)
-        bonus = rng.categorical(p.row(draft.size), Key(seed, position, Purpose.TARGET, draft.size))
+        bonus = rng.categorical(p[draft.size], Key(seed, position, Purpose.TARGET, draft.size))
         return Verdict(list(range(draft.size)), bonus, Origin.BONUS)

@@ -39,7 +39,7 @@ class CoupledVerifier:
 
     def verify(self, draft: SeqDraft, p: Rows, rng: Rng, seed: int, position: int) -> Verdict:
         def winner(row: int, depth: int) -> int:
-            token = p.point_M[row]
-            return token if token >= 0 else rng.race(p.row(row), Key(seed, position + depth, Purpose.RACE))
+            only = p[row].only
+            return rng.race(p[row], Key(seed, position + depth, Purpose.RACE)) if only is None else only
 
         return walk(draft, winner)

@@ -33,8 +33,8 @@ class GreedyVerifier:
 
     def verify(self, draft: SeqDraft, p: Rows, rng: Rng, seed: int, position: int) -> Verdict:
         def likeliest(row: int, depth: int) -> int:
-            token = p.point_M[row]
-            assert token >= 0, "rule 'greedy' judges one-hot rows only"
+            token = p[row].only
+            assert token is not None, "rule 'greedy' judges one-hot rows only"
             return token
 
         return walk(draft, likeliest)

@@ -24,6 +24,7 @@ import torch
 
 from outrider.core.draft import DraftLaw, SeqDraft
 from outrider.core.rng import Key, Purpose, Rng
+from outrider.core.row import Row
 from outrider.core.verdict import Origin, Verdict
 from outrider.core.warp import Rows
 from outrider.errors import ConfigError
@@ -48,17 +49,15 @@ class TypicalVerifier:
 
     def verify(self, draft: SeqDraft, p: Rows, rng: Rng, seed: int, position: int) -> Verdict:
         n = 0
-        while n < draft.size and p.probability(n, draft.tokens[n]) > self._threshold(p, n):
+        while n < draft.size and p[n][draft.tokens[n]] > self._threshold(p, n):
             n += 1
-        p_V = p.row(n)
-        typical_V = torch.where(p_V > self._threshold(p, n), p_V, 0.0)
-        token = rng.categorical(typical_V, Key(seed, position, Purpose.TARGET, n))
+        row = p[n]
+        typical_S = torch.where(row.weight_S > self._threshold(p, n), row.weight_S, 0.0)
+        token = rng.categorical(Row(row.size, typical_S, row.token_S), Key(seed, position, Purpose.TARGET, n))
         return Verdict(list(range(n)), token, Origin.BONUS if n == draft.size else Origin.RECOVERED)
 
     def _threshold(self, p: Rows, m: int) -> float:
-        if p.point_M[m] >= 0:
-            return min(self.epsilon, self.delta)
-        entropy = float(torch.special.entr(p.row(m)).sum())
+        entropy = float(torch.special.entr(p[m].weight_S).sum())
         return min(self.epsilon, self.delta * math.exp(-entropy))
 
 
@@ -73,12 +72,7 @@ class TopOneVerifier:
 
     def verify(self, draft: SeqDraft, p: Rows, rng: Rng, seed: int, position: int) -> Verdict:
         n = 0
-        while n < draft.size and draft.tokens[n] == _likeliest(p, n):
+        while n < draft.size and draft.tokens[n] == p[n].likeliest():
             n += 1
-        token = rng.categorical(p.row(n), Key(seed, position, Purpose.TARGET, n))
+        token = rng.categorical(p[n], Key(seed, position, Purpose.TARGET, n))
         return Verdict(list(range(n)), token, Origin.BONUS if n == draft.size else Origin.RECOVERED)
-
-
-def _likeliest(p: Rows, m: int) -> int:
-    """The row's argmax; the lowest index on ties."""
-    return p.point_M[m] if p.point_M[m] >= 0 else int(p.row(m).argmax())

@@ -33,7 +33,7 @@ class MatchVerifier:
 
     def verify(self, draft: SeqDraft, p: Rows, rng: Rng, seed: int, position: int) -> Verdict:
         def drawn(row: int, depth: int) -> int:
-            token = p.point_M[row]
-            return token if token >= 0 else rng.categorical(p.row(row), Key(seed, position, Purpose.TARGET, depth))
+            only = p[row].only
+            return rng.categorical(p[row], Key(seed, position, Purpose.TARGET, depth)) if only is None else only
 
         return walk(draft, drawn)
