@@ -40,7 +40,7 @@ class KeepsTheFirst(GreedyVerifier):
 
     def verify(self, draft, p, rng, seed, position):
         path = [0] if draft.size else []
-        return Verdict(path, p.point_M[len(path)], Origin.BONUS)
+        return Verdict(path, p[len(path)].only, Origin.BONUS)
 
 
 @pytest.mark.parametrize("temperature", ["0", "0.8"])
