@@ -275,7 +275,7 @@ def test_repositories(tmp_path: Path) -> None:
     with pytest.raises(FetchError, match="no route to host") as caught:
         resolve("hf:org/name:x.gguf", hub=hub)
     assert "\n" not in str(caught.value)
-    with pytest.raises(FetchError, match="offline"):
+    with pytest.raises(ModelNotFoundError, match=r"offline.*outrider models pull hf:org/name:x.gguf"):
         resolve("hf:org/name:x.gguf", hub=hub, offline=True)
 
 

