@@ -34,7 +34,13 @@ def folder(tmp_path_factory):
 
 BAD_OPTIONS = {
     "K below 0": (["hello", "--k", "-1"], ["K = -1", ">= 0"]),
-    "K no number": (["hello", "--k", "many"], ["--k", "integer"]),
+    "K no number": (["hello", "--k", "many"], ["K = 'many'", "one integer >= 0"]),
+    "several K": (["hello", "-k", "3,5"], ["K = '3,5'", "one integer >= 0", "outrider bench"]),
+    "K twice": (["hello", "-k", "3", "--k", "5"], ["--k was given 2 times", "give it once", "outrider bench"]),
+    "several drafters": (["hello", "-d", "ngram,suffix"], ["'ngram,suffix'", "give one name", "outrider bench"]),
+    "drafter twice": (["hello", "-d", "ngram", "-d", "suffix"], ["--drafter was given 2 times", "give it once"]),
+    "rule twice": (["hello", "--rule", "block", "--rule", "chain"], ["--rule was given 2 times", "give it once"]),
+    "an internal drafter": (["hello", "-d", "fixed"], ["'fixed' is unknown", "none, ngram, suffix"]),
     "temperature NaN": (["hello", "--temperature", "nan"], ["temperature = nan", ">= 0"]),
     "temperature below 0": (["hello", "--temperature", "-1"], ["temperature = -1.0", ">= 0"]),
     "temperature infinite": (["hello", "--temperature", "inf"], ["temperature = inf", ">= 0"]),
@@ -43,7 +49,7 @@ BAD_OPTIONS = {
     "min-p": (["hello", "--min-p", "1"], ["min_p = 1.0", "[0, 1)"]),
     "penalty": (["hello", "--frequency-penalty", "3"], ["frequency_penalty = 3.0", "[-2, 2]"]),
     "repetition": (["hello", "--repetition-penalty", "0"], ["repetition_penalty = 0.0", "[0.01, 100]"]),
-    "max tokens": (["hello", "--max-tokens", "0"], ["max_tokens = 0", ">= 1"]),
+    "max tokens": (["hello", "--max-tokens", "0"], ["max_tokens = 0", ">= 1", "--max-tokens 256"]),
     "n": (["hello", "--n", "0"], ["n = 0", ">= 1"]),
     "logprobs": (["hello", "--logprobs", "-1"], ["logprobs = -1", "[0, 100]"]),
     "empty stop": (["hello", "--stop", ""], ["stop", "non-empty"]),
@@ -83,7 +89,8 @@ def test_bad_options(capfd, folder, case):
 
 
 BAD_MODELS = {
-    "nowhere.gguf": ["nowhere.gguf", "no such file"],
+    "nowhere.gguf": ["nowhere.gguf", "no such file", "outrider models list"],
+    "./nowhere/model.gguf": ["nowhere/model.gguf", "there is no folder nowhere"],
     "smolm2": ["smolm2", "smollm2"],
     "cut.gguf": ["cut.gguf"],
     "noise.gguf": ["noise.gguf"],
@@ -94,6 +101,27 @@ BAD_MODELS = {
     "hf:not a name": ["names no repository"],
     "pypi:../evil": ["names no package"],
 }
+
+
+def test_a_path_that_leads_nowhere_names_what_is_there(capfd, folder):
+    code = main(["generate", "hello", "--quiet", "--model", str(folder / "noize.gguf")])
+    one_line(capfd, code, ["noize.gguf", "no such file", f"close in {folder}: noise.gguf"])
+
+
+def test_a_repository_offline_is_a_command_to_run(capfd, monkeypatch, tmp_path):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    code = main(["generate", "hello", "--quiet", "--offline", "--model", "hf:org/name"])
+    one_line(capfd, code, ["hf:org/name is not in", "offline", "outrider models pull hf:org/name"])
+
+
+class PlugIn:
+    name = "their_own"
+
+
+def test_an_unknown_drafter_is_told_of_those_of_other_packages_too(capfd, folder, monkeypatch):
+    monkeypatch.setattr("outrider.core.registry.entry_points", lambda group: [PlugIn])
+    code = main(["generate", "hello", "--quiet", "--model", str(folder / "target"), "-d", "there_own"])
+    one_line(capfd, code, ["'there_own' is unknown", "did you mean 'their_own'", "cascade, their_own"])
 
 
 @pytest.mark.parametrize("name", BAD_MODELS)

@@ -103,6 +103,13 @@ def test_with_json_the_table_goes_to_stderr(bench):
     assert "speed-up" in err
 
 
+def test_repeated_options_add_up(bench):
+    code, out, _ = bench("-d", "ngram", "-d", "suffix", "-k", "1", "-k", "2", "--json", "--quiet", "--limit", "1")
+    assert code == 0
+    lanes = [lane["lane"] for lane in json.loads(out)["lanes"]]
+    assert lanes == ["plain", "ngram K=1", "ngram K=2", "suffix K=1", "suffix K=2"]
+
+
 def test_two_turns(bench):
     code, out, _ = bench("--drafter", "suffix", "--json", "--quiet", "--turns", "2", "--chat")
     assert code == 0

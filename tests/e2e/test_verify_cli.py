@@ -63,6 +63,15 @@ def test_all_drafters_and_lengths_are_clean(verify, folder, temperature):
     assert document["relative_tolerance"] == 1e-4
 
 
+def test_repeated_options_add_up(verify):
+    code, out, _ = verify("-d", "ngram", "-d", "suffix,ngram", "-k", "1", "-k", "2,1", "--json", "--category", "x")
+    assert code in (0, 1)
+    lanes = json.loads(out)["lanes"]
+    assert [(lane["drafter"], lane["k"]) for lane in lanes] == [(d, k) for d in ("ngram", "suffix") for k in (1, 2)]
+    _, out, _ = verify("-d", "ngram", "-k", "1", "--json", "--category", "x", "--category", "other")
+    assert json.loads(out)["settings"]["categories"] == ["other", "x"]
+
+
 def test_a_table_and_a_verdict_for_people(verify, folder):
     code, out, err = verify("--drafter", "draft_model", "--draft-model", str(folder / "draft"), "--k", "3")
     assert code == 0
@@ -101,6 +110,8 @@ def test_a_broken_rule_diverges_with_exit_code_1(verify, folder, monkeypatch):
         (["--tolerance", "7"], "--tolerance 7.0 is not allowed"),
         (["--max-tokens", "0"], "max_tokens = 0 is not allowed"),
         (["--rule", "gredy"], "did you mean 'greedy'"),
+        (["--rule", "greedy", "--rule", "coupled"], "--rule was given 2 times"),
+        (["--draft-model", "a", "--draft-model", "b"], "--draft-model was given 2 times"),
     ],
 )
 def test_what_cannot_be_done_is_one_line_and_exit_code_2(verify, args, message):

@@ -66,7 +66,7 @@ def test_the_reference_tells_what_stands_in_for_no_value():
     written = table_of_defaults()
     setup = Setup.from_options(
         drafter=None,
-        k="1",
+        k=["1"],
         category=None,
         target="t",
         draft_model=None,

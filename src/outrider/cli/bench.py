@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from outrider.core.types import SamplingParams
     from outrider.engine.llm import LLM
 
+DEFAULT_KS = "5"
+
+DraftLengths = Annotated[list[str] | None, common.draft_lengths(DEFAULT_KS)]
 Repeat = Annotated[int, typer.Option(metavar="N", help="Answers of each prompt in each lane; medians are reported.")]
 WarmUp = Annotated[
     int, typer.Option(metavar="N", help="Short unmeasured answers of each lane before the first prompt.")
@@ -37,7 +40,7 @@ def bench(
     target: common.Target,
     drafter: common.DrafterNames = None,
     draft_model: common.DraftModel = None,
-    k: common.DraftLengths = "5",
+    k: DraftLengths = None,
     rule: common.Rule = "auto",
     prompts: Prompts = None,
     limit: Limit = None,
@@ -70,7 +73,7 @@ def bench(
     resolved = resolve_rule(rule, greedy=params.greedy)
     setup = Setup.from_options(
         drafter=drafter,
-        k=k or "",
+        k=k or [DEFAULT_KS],
         category=category,
         target=target,
         draft_model=draft_model,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TextIO
@@ -19,6 +19,39 @@ if TYPE_CHECKING:
 
 MODEL_NAMES = "a path, a name of `outrider models list`, hf:org/name[:file], or pypi:package"
 
+
+def one_drafter(text: str) -> str:
+    """The value of an option that takes one drafter."""
+    if "," in text:
+        raise typer.BadParameter(
+            f"{text!r} names several drafters and one is used here: give one name (outrider bench and outrider verify "
+            "compare several; the drafter cascade joins suffix with another)"
+        )
+    return text
+
+
+def one_length(text: str | int) -> int:
+    """The value of an option that takes one K."""
+    try:
+        return int(text)
+    except ValueError:
+        several = " (outrider bench and outrider verify take several)" if "," in str(text) else ""
+        raise typer.BadParameter(f"K = {text!r} is not allowed: give one integer >= 0, as in --k 5{several}") from None
+
+
+def answer_length(text: str | int) -> int:
+    """The value of --max-tokens."""
+    try:
+        length = int(text)
+    except ValueError:
+        length = 0
+    if length < 1:
+        raise typer.BadParameter(
+            f"max_tokens = {text} is not allowed: give an integer >= 1, as in --max-tokens 256"
+        )
+    return length
+
+
 Model = Annotated[str | None, typer.Option("--model", "-m", help=f"The target: {MODEL_NAMES}. [default: SmolLM2-135M]")]
 Target = Annotated[str, typer.Argument(metavar="TARGET", help=f"The target: {MODEL_NAMES}.")]
 DrafterName = Annotated[
@@ -27,20 +60,39 @@ DrafterName = Annotated[
         "--drafter",
         "-d",
         metavar="NAME",
+        parser=one_drafter,
         help="What drafts: none, ngram, suffix, prediction, draft_model, layer_skip, cascade. "
         "[default: draft_model with --draft-model, prediction with --prediction, else suffix]",
     ),
 ]
 DrafterNames = Annotated[
-    str | None, typer.Option("--drafter", "-d", metavar="NAME[,NAME...]", help="The drafters, separated by commas.")
+    list[str] | None,
+    typer.Option(
+        "--drafter", "-d", metavar="NAME[,NAME...]", help="The drafters, separated by commas or each with its own -d."
+    ),
 ]
 DraftModel = Annotated[
     str | None, typer.Option("--draft-model", metavar="MODEL", help="A smaller model of the target's vocabulary.")
 ]
 DraftLength = Annotated[
-    int | None, typer.Option("--k", "-k", metavar="K", help="Draft tokens a round; 0 is plain decoding. [default: 5]")
+    int | None,
+    typer.Option(
+        "--k", "-k", metavar="K", parser=one_length, help="Draft tokens a round; 0 is plain decoding. [default: 5]"
+    ),
 ]
-DraftLengths = Annotated[str | None, typer.Option("--k", "-k", metavar="K[,K...]", help="Draft tokens a round.")]
+
+
+def draft_lengths(default: str) -> typer.models.OptionInfo:
+    """The option --k of a command that compares several."""
+    made: typer.models.OptionInfo = typer.Option(
+        "--k",
+        "-k",
+        metavar="K[,K...]",
+        help=f"Draft tokens a round, separated by commas or each with its own -k. [default: {default}]",
+    )
+    return made
+
+
 Rule = Annotated[
     str,
     typer.Option(
@@ -63,7 +115,9 @@ PresencePenalty = Annotated[float, typer.Option(help="Against tokens already in 
 FrequencyPenalty = Annotated[float, typer.Option(help="Against each time a token is in the answer, in [-2, 2].")]
 RepetitionPenalty = Annotated[float, typer.Option(help="Against tokens in prompt or answer, > 0; 1 is off.")]
 Seed = Annotated[int | None, typer.Option(metavar="N", help="Same seed, same answer. [default: drawn, and reported]")]
-MaxTokens = Annotated[int, typer.Option("--max-tokens", "-n", metavar="N", help="Longest answer, in tokens.")]
+MaxTokens = Annotated[
+    int, typer.Option("--max-tokens", "-n", metavar="N", parser=answer_length, help="Longest answer, in tokens.")
+]
 Stop = Annotated[list[str] | None, typer.Option(metavar="TEXT", help="End the answer before this text; repeatable.")]
 JsonSchema = Annotated[
     str | None, typer.Option(metavar="FILE|TEXT", help="A JSON schema that the answer must satisfy.")
@@ -76,17 +130,19 @@ Json = Annotated[bool, typer.Option("--json", help="One JSON document as the las
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Nothing on stderr but errors and warnings.")]
 
 
-def split_names(text: str) -> list[str]:
-    """The names of a comma-separated list, in order, each once."""
-    return list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+def split_names(texts: Iterable[str]) -> list[str]:
+    """The names of comma-separated lists, in order, each once."""
+    return list(dict.fromkeys(name.strip() for text in texts for name in text.split(",") if name.strip()))
 
 
 def check_drafters(names: list[str]) -> None:
-    """Raises ConfigError, with the closest name, for a drafter that does not exist."""
-    from outrider.core.registry import drafter_class
+    """Raises ConfigError, with the closest name, for a drafter that cannot be asked for."""
+    from outrider.core.registry import drafter_names, unknown
 
+    allowed = drafter_names()
     for name in names:
-        drafter_class(name)
+        if name not in allowed:
+            raise unknown("drafter", name, allowed)
 
 
 def read_text(path: Path, option: str) -> str:

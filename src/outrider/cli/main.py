@@ -17,6 +17,7 @@ from typing import Annotated, cast
 
 import typer
 
+from outrider.cli.once import OnceCommand
 from outrider.errors import OutriderError, UserError
 
 EXIT_FAILED = 1
@@ -94,7 +95,7 @@ def app_for(args: list[str]) -> typer.Typer:
         if isinstance(command, typer.Typer):
             app.add_typer(command, name=name, help=line)
         else:
-            app.command(name)(command)
+            app.command(name, cls=OnceCommand)(command)
     return app
 
 

@@ -27,7 +27,9 @@ Prompts = Annotated[
     ),
 ]
 Limit = Annotated[int | None, typer.Option(metavar="N", help="Take the first N prompts only.")]
-Category = Annotated[str | None, typer.Option(metavar="NAME[,NAME...]", help="Take prompts of these categories only.")]
+Category = Annotated[
+    list[str] | None, typer.Option(metavar="NAME[,NAME...]", help="Take prompts of these categories only.")
+]
 Chat = Annotated[
     bool | None,
     typer.Option(
@@ -58,17 +60,20 @@ class Setup:
     turns: int = 1
 
     @classmethod
-    def from_options(cls, *, drafter: str | None, k: str, category: str | None, **options: object) -> Setup:
-        """Checks what can be checked before anything is loaded. Raises UserError."""
+    def from_options(
+        cls, *, drafter: list[str] | None, k: list[str], category: list[str] | None, **options: object
+    ) -> Setup:
+        """Checks what can be checked before anything is loaded; every list may hold comma-separated lists. Raises
+        UserError."""
         from outrider.bench.lanes import parse_ks
 
-        names = common.split_names(drafter or "")
+        names = common.split_names(drafter or [])
         default = ["ngram", "suffix", *(["draft_model"] if options["draft_model"] else [])]
         common.check_drafters(names)
         return cls(
             drafters=names or default,
-            ks=parse_ks(k),
-            categories=common.split_names(category or ""),
+            ks=parse_ks(",".join(k)),
+            categories=common.split_names(category or []),
             **options,  # type: ignore[arg-type]  # named and typed by the command's own signature
         )
 

@@ -13,7 +13,9 @@ if TYPE_CHECKING:
     from outrider.core.types import SamplingParams
 
 EXIT_DIVERGED = 1
+DEFAULT_KS = "1,2,3,5,8"
 
+DraftLengths = Annotated[list[str] | None, common.draft_lengths(DEFAULT_KS)]
 Rules = Annotated[
     str,
     typer.Option(
@@ -34,7 +36,7 @@ def verify(
     target: common.Target,
     drafter: common.DrafterNames = None,
     draft_model: common.DraftModel = None,
-    k: common.DraftLengths = "1,2,3,5,8",
+    k: DraftLengths = None,
     rule: Rules = "auto",
     prompts: Prompts = None,
     limit: Limit = None,
@@ -64,7 +66,7 @@ def verify(
     _check_tolerance(tolerance)
     setup = Setup.from_options(
         drafter=drafter,
-        k=k or "",
+        k=k or [DEFAULT_KS],
         category=category,
         target=target,
         draft_model=draft_model,

@@ -5,7 +5,7 @@ Third parties register drafters through the entry-point group `outrider.drafters
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
 from importlib import import_module
 from importlib.metadata import entry_points
@@ -43,12 +43,24 @@ VERIFIERS: Mapping[str, str] = MappingProxyType(
 CONTROLLERS: Mapping[str, str] = MappingProxyType({"fixed": "outrider.control.fixed:FixedController"})
 
 
+INTERNAL = frozenset({"fixed"})
+"""Drafters that need more than a name: a script, for tests and for `LLM.from_parts`."""
+
+
+def drafter_names() -> list[str]:
+    """The drafters that can be asked for by name alone: those built in, then those of installed packages."""
+    plugged = (entry.name for entry in entry_points(group="outrider.drafters"))
+    return list(dict.fromkeys(name for name in (*DRAFTERS, *plugged) if name not in INTERNAL))
+
+
 def drafter_class(name: str) -> Callable[..., Drafter]:
     """The class of the drafter `name`, built in or from an entry point."""
     for entry in entry_points(group="outrider.drafters"):
         if entry.name == name and name not in DRAFTERS:
             loaded: Callable[..., Drafter] = entry.load()
             return loaded
+    if name not in DRAFTERS:
+        raise unknown("drafter", name, drafter_names())
     found: Callable[..., Drafter] = _load("drafter", name, DRAFTERS)
     return found
 
@@ -67,8 +79,14 @@ def controller_class(name: str) -> Callable[..., Controller]:
 
 def _load(kind: str, name: str, table: Mapping[str, str]) -> Any:
     if name not in table:
-        close = get_close_matches(name, table, n=1)
-        hint = f" (did you mean {close[0]!r}?)" if close else ""
-        raise ConfigError(f"{kind} {name!r} is unknown{hint}: choose one of {', '.join(table)}")
+        raise unknown(kind, name, table)
     module, _, attribute = table[name].partition(":")
     return getattr(import_module(module), attribute)
+
+
+def unknown(kind: str, name: str, allowed: Iterable[str]) -> ConfigError:
+    """What to raise for a name that is not among those allowed."""
+    names = list(allowed)
+    close = get_close_matches(name, names, n=1)
+    hint = f" (did you mean {close[0]!r}?)" if close else ""
+    return ConfigError(f"{kind} {name!r} is unknown{hint}: choose one of {', '.join(names)}")

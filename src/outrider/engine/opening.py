@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from outrider.core.protocols import Drafter, LanguageModel
-from outrider.core.registry import DRAFTERS, drafter_class
+from outrider.core.registry import drafter_class, drafter_names
 from outrider.core.types import Decision
 from outrider.errors import ConfigError
 from outrider.models.load import LoadedModel, load_model
@@ -61,5 +61,5 @@ def needs_of(name: str) -> frozenset[str]:
 
 def missing_draft(name: str) -> str:
     """What to say when the drafter `name` is asked for without a draft model."""
-    others = ", ".join(other for other in DRAFTERS if other != name)
+    others = ", ".join(other for other in drafter_names() if other != name)
     return f"drafter {name!r} needs a draft model: give one (--draft-model), or choose one of {others}"
