@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 
@@ -56,6 +56,15 @@ def write_tiny_model(
         weights["lm_head.weight"][EOS + 1 :] = torch.randn(vocab - EOS - 1, HIDDEN) * 10
     save_file(weights, folder / "model.safetensors")
     _backend(shuffled).save(str(folder / "tokenizer.json"))
+    return folder
+
+
+def broken_model(folder: Path) -> Path:
+    """A tiny model whose logits are all NaN."""
+    write_tiny_model(folder)
+    weights = load_file(folder / "model.safetensors")
+    weights["model.norm.weight"][:] = float("nan")
+    save_file(weights, folder / "model.safetensors")
     return folder
 
 

@@ -5,12 +5,11 @@ import json
 import signal
 
 import pytest
-from safetensors.torch import load_file, save_file
 
 from outrider import StepTrace
 from outrider.cli.main import main
 from outrider.cli.terminal import TokenPrinter
-from tests.tiny_folder import write_tiny_model
+from tests.tiny_folder import broken_model, write_tiny_model
 
 METRICS = {
     "mean_acceptance_length",
@@ -232,6 +231,41 @@ def test_ctrl_c_ends_the_answer_with_what_there_is(generate, monkeypatch):
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
+def interrupted_at(monkeypatch, call):
+    from outrider.models.decoder import Decoder
+
+    forward, calls = Decoder.forward, []
+
+    def interrupted(self, *args, **options):
+        calls.append(1)
+        if len(calls) == call:
+            signal.raise_signal(signal.SIGINT)
+        return forward(self, *args, **options)
+
+    monkeypatch.setattr(Decoder, "forward", interrupted)
+
+
+@pytest.mark.parametrize("call", [1, 8])
+def test_json_after_ctrl_c_is_the_answer_so_far(generate, monkeypatch, document, call):
+    whole = document("hello", "-n", "60", "--logprobs", "1")
+    interrupted_at(monkeypatch, call)
+    code, out, err = generate("hello", "-n", "60", "--logprobs", "1", "--json")
+    assert code == 130
+    assert "interrupted" in err
+    assert out.count("\n") == 1
+    partial = json.loads(out)
+    assert set(partial) == set(whole)
+    assert partial["finish_reason"] == partial["choices"][0]["finish_reason"] == "cancelled"
+    n = len(partial["token_ids"])
+    assert (n == 0) if call == 1 else (0 < n < 60)
+    assert partial["token_ids"] == whole["token_ids"][:n]
+    assert len(partial["logprobs"]) == n == partial["usage"]["completion_tokens"] == partial["timings"]["predicted_n"]
+    assert partial["usage"]["prompt_tokens"] == whole["usage"]["prompt_tokens"]
+    assert partial["metrics"]["speculative_decoding"]["num_accepted_draft_tokens"] == partial["origins"].count(
+        "accepted"
+    )
+
+
 def test_ctrl_c_before_the_first_token(generate, monkeypatch):
     from outrider.models.decoder import Decoder
 
@@ -252,10 +286,7 @@ def test_a_lossy_rule_is_labelled(document, generate):
 
 
 def test_an_answer_that_ends_in_an_error_says_so_and_exits_with_1(tmp_path, capsys):
-    broken = write_tiny_model(tmp_path / "broken")
-    weights = load_file(broken / "model.safetensors")
-    weights["model.norm.weight"][:] = float("nan")
-    save_file(weights, broken / "model.safetensors")
+    broken = broken_model(tmp_path / "broken")
     assert main(["generate", "-m", str(broken), "hello", "-n", "5", "--quiet"]) == 1
     assert "NaN" in capsys.readouterr().err
     assert main(["generate", "-m", str(broken), "hello", "-n", "5", "--quiet", "--json"]) == 1

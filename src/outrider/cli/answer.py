@@ -13,17 +13,22 @@ from typing import TYPE_CHECKING, cast
 
 from outrider.cli.common import check_drafters
 from outrider.cli.terminal import print_plan
+from outrider.core.registry import verifier_class
 from outrider.core.stats import SpecStats
 from outrider.core.trace import StepTrace
 from outrider.core.types import SamplingParams
 from outrider.core.verdict import Origin
+from outrider.engine.engine import resolve_rule
 from outrider.engine.llm import DEFAULT_K, LLM, Prompt
 from outrider.engine.report import plan_json
-from outrider.engine.request import Result, Speculation, TokenEvent
+from outrider.engine.request import Completion, Result, Speculation, Timings, TokenEvent
 from outrider.models.loader.catalogue import DEFAULT_MODEL
 
 if TYPE_CHECKING:
     from outrider.bench.compare import Comparison
+
+CANCELLED = "cancelled"
+"""The finish reason of an answer that Ctrl-C ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +99,7 @@ class Streamed:
     result: Result | None = None
     events: list[TokenEvent] = field(default_factory=list)
     stats: SpecStats = field(default_factory=SpecStats)
+    prompt_s: float = 0.0
     seconds: float = 0.0
 
     @property
@@ -111,6 +117,45 @@ class Streamed:
             return self.result.timings.predicted_per_second
         return self.stats.emitted / self.seconds if self.seconds else 0.0
 
+    @property
+    def error(self) -> str | None:
+        """Why an answer could not go on; None where none ended in an error."""
+        reasons = [c.finish_reason for c in self.result.completions] if self.result is not None else []
+        return next((reason for reason in reasons if reason.startswith("error")), None)
+
+    def partial(self, llm: LLM, prompt: Prompt, params: SamplingParams) -> Result:
+        """What there is of an interrupted request, as a result; its unfinished answers are "cancelled"."""
+        prompt_ids = llm.encode_prompt(prompt)
+        timings = Timings(
+            prompt_n=len(prompt_ids),
+            prompt_ms=1000 * self.prompt_s,
+            predicted_n=len(self.events),
+            predicted_ms=1000 * self.seconds,
+            draft_n=self.stats.drafted,
+            draft_n_accepted=self.stats.accepted,
+        )
+        answers = [self._partial_answer(llm, params, choice) for choice in range(params.n)]
+        return Result(0, prompt_ids, answers, timings, self.stats)
+
+    def _partial_answer(self, llm: LLM, params: SamplingParams, choice: int) -> Completion:
+        events = [event for event in self.events if event.choice == choice]
+        rule = resolve_rule(llm.engine.rule, greedy=params.greedy)
+        wanted = params.logprobs is not None
+        return Completion(
+            index=choice,
+            text="".join(event.text for event in events),
+            token_ids=[event.token_id for event in events],
+            finish_reason=(events[-1].finish_reason if events else None) or CANCELLED,
+            stop_reason=None,
+            origins=[event.origin for event in events],
+            logprobs=[event.logprob for event in events if event.logprob is not None] if wanted else None,
+            seed=params.seed or 0,
+            rule=rule,
+            lossless=bool(verifier_class(rule)().lossless),
+            method=llm.engine.method,
+            stats=self.stats,
+        )
+
 
 def stream(
     llm: LLM,
@@ -123,6 +168,7 @@ def stream(
 ) -> Streamed:
     """Answers one prompt, calling `on_token` as tokens become final. The first Ctrl-C after that ends the answer."""
     streamed = Streamed()
+    asked = time.perf_counter()
     before = llm.engine.stats.copy()
     run = llm.generate(prompt, params, stream=True, speculation=speculation, prediction=prediction)
     began = time.perf_counter()
@@ -133,6 +179,7 @@ def stream(
                 break
             if not stop.started:
                 stop.started, began = True, time.perf_counter()
+                streamed.prompt_s = began - asked
             streamed.events.append(item)
             on_token(item)
             if stop.asked and item.origin is not Origin.ACCEPTED:

@@ -128,22 +128,28 @@ class _Run:
         self.printer = TokenPrinter(legend=not quiet)
 
     def run(self, compare: bool) -> None:
-        from outrider.cli.answer import stream
+        from outrider.cli.answer import Streamed, stream
 
-        streamed = stream(self.llm, self.prompt, self.params, self._on_token, prediction=self.prediction)
+        try:
+            streamed = stream(self.llm, self.prompt, self.params, self._on_token, prediction=self.prediction)
+        except KeyboardInterrupt:
+            note("interrupted")
+            streamed = Streamed()
         self.tracing.active = False
         self.printer.end()
         if streamed.result is None:
-            note(f"interrupted | {summary(streamed.stats, streamed.per_second)}")
+            if streamed.events:
+                note(f"interrupted | {summary(streamed.stats, streamed.per_second)}")
+            if self.json:
+                self._print_document(streamed.partial(self.llm, self.prompt, self.params), None)
             raise typer.Exit(EXIT_INTERRUPTED)
         plain = self._plain() if compare else None
-        errors = [c.finish_reason for c in streamed.result.completions if c.finish_reason.startswith("error")]
         if self.json:
             self._print_document(streamed.result, plain)
         else:
             self._print_answer(streamed, plain)
-        if errors:
-            note(errors[0])
+        if streamed.error is not None:
+            note(streamed.error)
             raise typer.Exit(EXIT_ERROR)
 
     def _print_answer(self, streamed: Streamed, plain: Result | None) -> None:
