@@ -9,7 +9,7 @@ import pytest
 from outrider.cli import chat as chat_command
 from outrider.cli.main import main
 from outrider.cli.terminal import TokenPrinter
-from tests.tiny_folder import write_tiny_model
+from tests.tiny_folder import broken_model, write_tiny_model
 
 
 @pytest.fixture(scope="module")
@@ -103,6 +103,18 @@ def test_a_turn_that_never_fits_is_one_line(chat, tmp_path):
     assert "holds 128" in err
 
 
+def test_an_answer_that_ends_in_an_error_says_why_and_is_not_remembered(chat, tmp_path):
+    broken = broken_model(tmp_path / "broken")
+    code, _, err = chat(["hello", "again"], "--quiet", model=broken)
+    assert code == 1
+    assert err.splitlines() == ["error: the target's logits are NaN, or every token is forbidden"] * 2
+    code, out, _ = chat(["hello", "again"], "--json", model=broken)
+    assert code == 1
+    first, second = json.loads(out)["turns"]
+    assert first["finish_reason"].startswith("error: ")
+    assert second["prompt_tokens"] == len("[user]again\n[assistant]")
+
+
 def test_ctrl_c_stops_the_answer_and_not_the_program(chat, monkeypatch):
     show, seen = TokenPrinter.token, []
 
@@ -135,7 +147,7 @@ def test_json_after_ctrl_c_counts_the_rounds_of_the_cut_answer_too(chat, monkeyp
     assert code == 0
     whole = json.loads(out)
     first, second = whole["turns"]
-    assert first["finish_reason"] == "stopped"
+    assert first["finish_reason"] == "cancelled"
     assert len(first["token_ids"]) < 60 == len(second["token_ids"])
     metrics = whole["metrics"]["speculative_decoding"]
     accepted = [turn["origins"].count("accepted") for turn in whole["turns"]]

@@ -9,7 +9,7 @@ import pytest
 from outrider.cli.main import main
 from outrider.core.verdict import Origin, Verdict
 from outrider.verify.greedy import GreedyVerifier
-from tests.tiny_folder import write_tiny_model
+from tests.tiny_folder import broken_model, write_tiny_model
 
 
 @pytest.fixture(scope="module")
@@ -133,6 +133,16 @@ def test_the_default_model_is_clean(capsys, temperature):
     assert code == 0
     assert all(lane["diverged"] == 0 for lane in document["lanes"])
     assert sum(lane["stats"]["drafted"] for lane in document["lanes"]) > 0
+
+
+def test_a_model_that_fails_by_itself_is_named_and_no_bug(folder, tmp_path, capsys):
+    broken = broken_model(tmp_path / "broken")
+    code = main(["verify", str(broken), "-d", "ngram", "-k", "2", "--prompts", str(folder / "prompts.jsonl"), "-q"])
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert code == 1
+    assert "2 of 2 answers cannot be compared, as plain decoding fails by itself" in last
+    assert "plain ended with \"error: the target's logits are NaN" in last
+    assert "bug" not in last
 
 
 def test_verifying_nothing_is_not_a_pass(verify):

@@ -89,7 +89,8 @@ class Difference:
 class Comparison:
     """The verdict on one answer: every tie on the way, and the difference that is none, where there is one.
 
-    `sentence` says it for people; `compared` counts the tokens up to the difference, or all of them.
+    `sentence` says it for people; `compared` counts the tokens up to the difference, or all of them. `error` says which
+    answers ended in one; with `plain_failed` the target fails by itself, and speculation is not to blame.
     """
 
     outcome: Outcome
@@ -97,6 +98,8 @@ class Comparison:
     ties: list[Difference]
     divergence: Difference | None = None
     sentence: str = ""
+    error: str = ""
+    plain_failed: bool = False
 
 
 def compare_completions(
@@ -115,7 +118,7 @@ def compare_completions(
     depends on more than prompt and seed.
     """
     if is_error(plain.finish_reason) or is_error(speculative.finish_reason):
-        return _diverged([], _failures(plain, speculative))
+        return _failed(plain, speculative)
     if _same(plain, speculative):
         return _identical(len(plain.token_ids))
     unfit = next((answer.rule for answer in (plain, speculative) if not comparable(answer.rule, params)), None)
@@ -189,10 +192,12 @@ def is_error(finish_reason: str) -> bool:
     return finish_reason.startswith("error")
 
 
-def _failures(plain: Ended, speculative: Ended) -> Difference:
+def _failed(plain: Ended, speculative: Ended) -> Comparison:
     ends = {"plain": plain.finish_reason, "speculative": speculative.finish_reason}
     reason = "; ".join(f"{who} ended with {why!r}" for who, why in ends.items() if is_error(why))
-    return Difference(min(len(plain.token_ids), len(speculative.token_ids)), None, None, None, None, reason)
+    at = Difference(min(len(plain.token_ids), len(speculative.token_ids)), None, None, None, None, reason)
+    how = f"nothing to compare from token {at.position} on: {reason}"
+    return Comparison(Outcome.DIVERGED, at.position, [], at, how, reason, is_error(plain.finish_reason))
 
 
 def _same(plain: Ended, speculative: Ended) -> bool:

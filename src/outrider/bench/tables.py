@@ -79,8 +79,7 @@ def _meaning(report: VerifyReport) -> str:
     if report.outcome is Outcome.UNVERIFIED:
         return "no lane drafted a single token, so nothing was verified: give K >= 1, other drafters or longer answers"
     if report.outcome is Outcome.DIVERGED:
-        bad = sum(lane.count(Outcome.DIVERGED) for lane in report.lanes)
-        return f"{bad} of {answers} speculative answers differ from plain by more than rounding explains: this is a bug"
+        return _divergence_meaning(report, answers)
     if report.outcome is Outcome.TIE:
         tied = sum(lane.count(Outcome.TIE) for lane in report.lanes)
         return (
@@ -88,6 +87,28 @@ def _meaning(report: VerifyReport) -> str:
             f"{report.relative_tolerance:.2g} of the largest logit were equally good"
         )
     return f"{answers} speculative answers equal plain, token by token"
+
+
+def _divergence_meaning(report: VerifyReport, answers: int) -> str:
+    """What went wrong, and whose fault it is: speculation's, or the target's, which fails by itself too."""
+    found = [f.comparison for lane in report.lanes for f in lane.findings if f.comparison.outcome is Outcome.DIVERGED]
+    by_itself = sorted({comparison.error for comparison in found if comparison.plain_failed})
+    bad = [comparison for comparison in found if not comparison.plain_failed]
+    parts = []
+    if bad:
+        errors = sorted({comparison.error for comparison in bad if comparison.error})
+        why = f" ({'; '.join(errors)})" if errors else ""
+        parts.append(
+            f"{len(bad)} of {answers} speculative answers differ from plain by more than rounding explains{why}: this "
+            "is a bug"
+        )
+    if by_itself:
+        parts.append(
+            f"{len(found) - len(bad)} of {answers} answers cannot be compared, as plain decoding fails by itself "
+            f"({'; '.join(by_itself)}): the model or its file is at fault, not speculation; try --dtype float32, or "
+            "fetch or convert the model again"
+        )
+    return "; ".join(parts)
 
 
 def verify_json(report: VerifyReport, facts: Mapping[str, object]) -> dict[str, object]:

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+import typer
+
 from outrider.cli import common
 from outrider.cli.terminal import TokenPrinter, note, summary
 from outrider.errors import RequestError
@@ -15,6 +17,8 @@ if TYPE_CHECKING:
     from outrider.cli.answer import ModelChoice, Streamed
     from outrider.core.types import SamplingParams
     from outrider.engine.llm import LLM
+
+EXIT_ERROR = 1
 
 COMMANDS = {
     "/reset": "forget the conversation",
@@ -73,6 +77,8 @@ def chat(
         _talk(conversation)
         if json:
             common.print_json(conversation.document(choice))
+        if conversation.failed:
+            raise typer.Exit(EXIT_ERROR)
 
 
 def _talk(conversation: Conversation) -> None:
@@ -137,7 +143,7 @@ def _command(conversation: Conversation, text: str) -> None:
 
 
 class Conversation:
-    """The turns so far, and what they cost. A turn that fails leaves no trace in the history."""
+    """The turns so far, and what they cost. A turn that fails leaves no trace in the history, and sets `failed`."""
 
     def __init__(self, llm: LLM, params: SamplingParams, system: str | None, *, show: bool, quiet: bool) -> None:
         from outrider.core.stats import SpecStats
@@ -147,6 +153,7 @@ class Conversation:
         self.turns: list[dict[str, object]] = []
         self.stats = SpecStats()
         self.seconds = 0.0
+        self.failed = False
         self._show, self._quiet = show, quiet
         self._printer = TokenPrinter(legend=not quiet)
 
@@ -165,8 +172,12 @@ class Conversation:
             lambda event: self._printer.token(event.text, event.origin.value) if self._show else None,
         )
         self._printer.end()
-        self.history.append((text, streamed.text))
         self._account(text, streamed, len(prompt))
+        if streamed.error is None:
+            self.history.append((text, streamed.text))
+        else:
+            self.failed = True
+            note(streamed.error)
         if not self._quiet:
             mark = "stopped | " if streamed.interrupted else ""
             note(mark + summary(streamed.stats, streamed.per_second))
@@ -212,6 +223,8 @@ class Conversation:
         return [*system, *past, user]
 
     def _account(self, text: str, streamed: Streamed, n_prompt: int) -> None:
+        from outrider.cli.answer import CANCELLED
+
         result = streamed.result
         self.stats.add(streamed.stats)
         self.seconds += result.timings.predicted_ms / 1000 if result is not None else streamed.seconds
@@ -221,7 +234,7 @@ class Conversation:
                 "text": streamed.text,
                 "token_ids": [event.token_id for event in streamed.events],
                 "origins": [event.origin.value for event in streamed.events],
-                "finish_reason": result.completions[0].finish_reason if result is not None else "stopped",
+                "finish_reason": result.completions[0].finish_reason if result is not None else CANCELLED,
                 "prompt_tokens": n_prompt,
                 "timings": result.timings.to_json() if result is not None else None,
             }

@@ -183,7 +183,10 @@ def _conclude(lanes: list[_Lanes], machine: Mapping[str, object]) -> None:
     slower = [lane.name for lane in lanes if lane.ratio < 1]
     if slower:
         print(f"Speculation was slower than plain on: {', '.join(slower)}. Too few draft tokens were kept there.")
-    if any(lane.diverged for lane in lanes):
+    failed = sorted({lane.comparison.error for lane in lanes if lane.comparison.error})
+    if failed:
+        print(f"An answer ended in an error: {'; '.join(failed)}.")
+    if any(lane.diverged and not lane.comparison.plain_failed for lane in lanes):
         print("A text differs by more than a tie. That is a bug: please report it.")
 
 
