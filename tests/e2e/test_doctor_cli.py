@@ -203,6 +203,10 @@ def test_what_is_said_of_a_pass_is_what_the_decoder_does(overrides, attention, l
     assert (decoder._stack is not None) == (layers == "all in one call")
 
 
+def test_another_backend_is_named():
+    assert {decision.value for decision in command.pass_decisions(object())} == {"transformers"}
+
+
 @needs_extension
 def test_a_loose_matrix_is_named():
     decoder = tiny_decoder()

@@ -51,8 +51,6 @@ Model = Annotated[
 
 def doctor(
     model: Model = None,
-    dtype: common.Dtype = "auto",
-    threads: common.Threads = None,
     offline: common.Offline = False,
     json: common.Json = False,
 ) -> None:
@@ -61,7 +59,7 @@ def doctor(
     Exit code 1: a kernel differs from its twin, and is named.
     """
     found = _examine()
-    plan = _plan(model, dtype, threads, offline) if model is not None else None
+    plan = _plan(model, offline) if model is not None else None
     if json:
         common.print_json(_document(found, model, plan))
     else:
@@ -191,13 +189,13 @@ def _cached_models(folder: Path) -> dict[str, int]:
     return {str(file.relative_to(folder)): file.stat().st_size for file in files}
 
 
-def _plan(name: str, dtype: str, threads: int | None, offline: bool) -> list[Decision]:
+def _plan(name: str, offline: bool) -> list[Decision]:
     """What loading the model decides, and how its passes run."""
     from outrider.cli.progress import download_bar
     from outrider.engine.llm import LLM
 
     with download_bar(quiet=False) as progress:
-        llm = LLM(name, drafter="none", k=0, dtype=dtype, threads=threads, offline=offline, progress=progress)
+        llm = LLM(name, drafter="none", k=0, offline=offline, progress=progress)
     decisions = [decision for decision in llm.plan if decision.field not in ("drafter", "k", "rule")]
     return [*decisions, *pass_decisions(llm.engine.target)]
 
