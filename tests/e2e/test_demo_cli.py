@@ -29,6 +29,7 @@ def demo(folder, capsys):
 def test_both_lanes_and_the_table(demo):
     code, out, err = demo()
     assert code == 0
+    assert err.startswith("loading ")
     assert "target: " in err
     table = out[out.index("plain tok/s") :]
     for name in PROMPTS:
@@ -45,7 +46,7 @@ def test_figures_are_those_of_the_runs(demo):
     assert [prompt["prompt"] for prompt in report["prompts"]] == list(PROMPTS)
     for prompt in report["prompts"]:
         speeds = [prompt[lane]["predicted_per_second"] for lane in ("speculative", "plain")]
-        assert prompt["speedup"] == pytest.approx(speeds[0] / speeds[1])
+        assert prompt["speedup"] in (None, pytest.approx(speeds[0] / speeds[1]))  # None: beyond what can be
         assert prompt["plain"]["draft_n"] == 0
         assert prompt["outcome"] == "IDENTICAL"
     assert report["machine"]["cores"] >= 1

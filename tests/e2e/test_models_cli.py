@@ -68,8 +68,10 @@ def test_info_with_load_measures_memory(models, folder):
 def test_check_of_a_pair_that_fits(models, folder):
     code, out, _ = models("check", folder / "target", folder / "draft")
     assert code == 0
-    assert "usable" in out
-    assert "identical" in out
+    first, second, *sizes = out.splitlines()
+    assert first == f"usable: {folder / 'draft'} as a draft for {folder / 'target'}"
+    assert second.startswith("tokenizers: identical: all 257 token ids")
+    assert [line.split(",")[0] for line in sizes] == [f"target: {folder / 'target'}", f"draft: {folder / 'draft'}"]
     assert "warning" not in out
 
 

@@ -12,7 +12,7 @@ from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, cast
 
 from outrider.cli.common import check_drafters
-from outrider.cli.terminal import print_plan
+from outrider.cli.terminal import print_loading, print_plan
 from outrider.core.registry import verifier_class
 from outrider.core.stats import SpecStats
 from outrider.core.trace import StepTrace
@@ -45,10 +45,12 @@ class ModelChoice:
     offline: bool = False
 
     def open(self, *, quiet: bool, on_trace: Callable[[StepTrace], None] | None = None) -> LLM:
-        """Loads it, with a progress bar for a download and the plan on stderr unless `quiet`."""
+        """Loads it. Unless `quiet`, stderr says so, shows a download, and then the plan."""
         from outrider.cli.progress import download_bar
 
         check_drafters([self.drafter] if self.drafter is not None else [])
+        if not quiet:
+            print_loading(self.model or DEFAULT_MODEL, self.draft_model)
         with download_bar(quiet=quiet) as progress:
             llm = LLM(
                 self.model or DEFAULT_MODEL,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from outrider.cli import common
-from outrider.cli.terminal import TokenPrinter, aside, heading, print_plan, summary
+from outrider.cli.terminal import TokenPrinter, aside, heading, summary
 
 if TYPE_CHECKING:
     from outrider.bench.compare import Comparison
@@ -98,10 +98,8 @@ def demo(
     params = SamplingParams(max_tokens=max_tokens)
     machine = machine_facts()
     choice = ModelChoice(model, drafter, draft_model, k, "auto", dtype, threads, offline)
-    llm = choice.open(quiet=True)
+    llm = choice.open(quiet=quiet)
     machine["threads"] = machine_facts()["threads"]
-    if not quiet:
-        print_plan(llm.plan)
     _warm_up(llm, params)
     shown = not json
     lanes = [_run(llm, name, prompt, params, shown=shown) for name, prompt in PROMPTS.items()]

@@ -88,11 +88,13 @@ class Setup:
         return read_prompts(self.prompts, limit=self.limit, categories=self.categories, turns=self.turns)
 
     def open(self, *, quiet: bool) -> LLM:
-        """Loads the models, with a progress bar for a download and the plan on stderr unless `quiet`."""
+        """Loads the models. Unless `quiet`, stderr says so, shows a download, and then the plan."""
         from outrider.cli.progress import download_bar
-        from outrider.cli.terminal import print_plan
+        from outrider.cli.terminal import print_loading, print_plan
         from outrider.engine.llm import LLM
 
+        if not quiet:
+            print_loading(self.target, self.draft_model)
         with download_bar(quiet=quiet) as progress:
             llm = LLM(
                 self.target,

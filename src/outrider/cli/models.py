@@ -113,10 +113,11 @@ def check(
     if json:
         common.print_json(_check_document(ours, theirs, pairing, warnings))
     else:
-        print(f"{target} <- {draft}: {'usable' if pairing.usable else 'NOT usable'}")
-        print(f"tokenizers are {pairing.sentence}")
+        print(f"{'usable' if pairing.usable else 'NOT usable'}: {draft} as a draft for {target}")
+        print(f"tokenizers: {pairing.sentence}")
         for label, model in (("target", ours), ("draft", theirs)):
-            print(f"{label}: {count(model.n_parameters)} parameters, {megabytes(_bytes_on_disk(model.path))} on disk")
+            size = f"{count(model.n_parameters)} parameters, {megabytes(_bytes_on_disk(model.path))} on disk"
+            print(f"{label}: {model.name}, {size}")
         for warning in warnings:
             print(f"warning: {warning}")
     if not pairing.usable:

@@ -79,6 +79,11 @@ def heading(line: str) -> None:
     print(f"{_BOLD}{line}{_RESET}" if colours(sys.stdout) else line, flush=True)
 
 
+def print_loading(model: str, draft_model: str | None) -> None:
+    """What a person waits for."""
+    note(f"loading {model}" + (f" and {draft_model}" if draft_model is not None else "") + " ...")
+
+
 def print_plan(plan: Iterable[Decision]) -> None:
     for decision in plan:
         note(f"{decision.field}: {decision.value} ({decision.reason})")
