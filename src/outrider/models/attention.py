@@ -10,6 +10,7 @@ import math
 from array import array
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -85,9 +86,29 @@ class Span:
     mask_mT: Tensor | None
 
 
+class PassRows(Protocol):
+    """What all layers of a pass share: tokens and positions, the rotations, and how a row reads what came before."""
+
+    @property
+    def tokens_M(self) -> Tensor: ...
+
+    @property
+    def positions_M(self) -> Tensor: ...
+
+    @property
+    def cos_TR(self) -> Tensor: ...
+
+    @property
+    def sin_TR(self) -> Tensor: ...
+
+    def mix(self, index: int, q_MHD: Tensor, k_MGD: Tensor, v_MGD: Tensor) -> Tensor:
+        """[M, H, D] float32: attention of layer `index`; writes the rows' keys and values into the caches."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What all layers of a pass share. `fast`: the attention kernel runs."""
+    """`PassRows` of several sequences, each with its own cache. `fast`: the attention kernel runs."""
 
     spans: list[Span]
     tokens_M: Tensor
@@ -95,6 +116,15 @@ class Plan:
     cos_TR: Tensor
     sin_TR: Tensor
     fast: bool
+
+    def mix(self, index: int, q_MHD: Tensor, k_MGD: Tensor, v_MGD: Tensor) -> Tensor:
+        parts: list[Tensor] = []
+        for span in self.spans:
+            keys, values = span.cache.keys[index], span.cache.values[index]
+            keys[span.length : span.end] = k_MGD[span.start : span.stop]
+            values[span.length : span.end] = v_MGD[span.start : span.stop]
+            parts.append(attend(q_MHD, span, keys, values, fast=self.fast))
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def plan_pass(segments: Seq[Segment], rope: Rope, *, context_length: int, window: int | None, fast: bool) -> Plan:

@@ -1,7 +1,8 @@
 """The native decoder: Llama, Mistral, SmolLM2, Qwen2 and Qwen3 in one readable file, over ragged rows and trees.
 
 A pass is one flat hidden state over the rows of all segments: every matrix is read once, whatever the batch; only
-attention looks at one sequence at a time. Activations are float32.
+attention looks at one sequence at a time. Activations are float32. On a GPU, passes of few rows are recorded and
+replayed (`models/static.py`); all others go operation by operation.
 
 Shapes: M rows of a pass, d model width, H query heads, G key-value heads, D head width, I feed-forward width,
 V vocabulary, F feature width, N x K one matrix.
@@ -19,10 +20,12 @@ from outrider import kernels
 from outrider.core.protocols import EarlyExit, LanguageModel, Pass, Segment
 from outrider.errors import ConfigError
 from outrider.kernels import CacheRows, Stack, build_stack
-from outrider.models.attention import KERNEL_HEAD_STEP, Plan, Rope, attend, inverse_frequencies, plan_pass
+from outrider.models.attention import KERNEL_HEAD_STEP, PassRows, Plan, Rope, inverse_frequencies, plan_pass
 from outrider.models.kv import DecoderCache
 from outrider.models.linear import Embedding, Linear
 from outrider.models.loader.checkpoint import Checkpoint
+from outrider.models.slots import Arena, SlotCache
+from outrider.models.static import CudaGraphs, Out, StaticPasses, StaticSize
 from outrider.models.weights import Layer, WeightReader
 
 
@@ -46,6 +49,7 @@ class Decoder:
         kv_dtype: torch.dtype,
         context_length: int,
         name: str,
+        static: StaticSize | None = None,
     ) -> None:
         self.config = reader.config
         self.device = reader.device
@@ -63,6 +67,8 @@ class Decoder:
         frequencies_R = inverse_frequencies(self.config.head_dim, self.config.rope_theta, self.config.rope_scaling)
         self._rope = Rope(frequencies_R.to(self.device))
         self._stack = self._build_stack()
+        self._static_size = static
+        self._static: StaticPasses | None = None
 
     @classmethod
     def from_checkpoint(
@@ -75,16 +81,19 @@ class Decoder:
         kv_dtype: torch.dtype | None = None,
         context_length: int | None = None,
         name: str = "decoder",
+        static: StaticSize | None = None,
     ) -> Decoder:
         """Reads the weights layer by layer. `dtype` is that of the matrices, None for the file's own quantised blocks;
         norms and biases are float32.
 
         `vocab_size` leaves out rows of the head that stand for no token (padding): they are never computed, so never
         emitted. `kv_dtype` defaults to float32 on a CPU and to `dtype` elsewhere; `context_length` can shorten the
-        model's own.
+        model's own. `static` sizes the caches of passes of fixed shape, which a GPU has unless told otherwise.
         """
         assert dtype in (torch.float32, torch.bfloat16, None), f"weights of {dtype}"
         config, reader = checkpoint.config, WeightReader(checkpoint, dtype, torch.device(device))
+        if static is None and reader.device.type == "cuda":
+            static = StaticSize()
         rows = min(vocab_size or config.vocab_size, config.vocab_size)
         head = reader.head(range(rows))  # first: while the largest matrix is packed, its source is in memory too
         return cls(
@@ -97,6 +106,7 @@ class Decoder:
             kv_dtype=kv_dtype or (torch.float32 if reader.device.type == "cpu" or dtype is None else dtype),
             context_length=min(context_length or config.context_length, config.context_length),
             name=name,
+            static=static,
         )
 
     @property
@@ -109,8 +119,17 @@ class Decoder:
         matrices = [m for layer in self.layers for m in (layer.qkv, layer.o, layer.gate_up, layer.down)]
         return sum(m.nbytes for m in matrices) + self._embedding.nbytes + self._head.nbytes
 
+    @property
+    def static_calls(self) -> dict[str, int]:
+        """Passes of fixed shape so far: recorded, replayed, direct (see `StaticPasses`). For tests that they ran."""
+        return {} if self._static is None else dict(self._static.calls)
+
     def new_cache(self) -> DecoderCache:
-        """An empty cache for one sequence; it holds no memory before its first pass."""
+        """An empty cache for one sequence; it holds no memory before its first pass, but for the static block that all
+        sequences of a GPU share."""
+        if self._static_size is not None:
+            self._static = self._static or self._build_static(self._static_size)
+            return SlotCache(self._static.arena, context_length=self.context_length)
         config = self.config
         return DecoderCache(
             len(self.layers),
@@ -129,6 +148,7 @@ class Decoder:
         exit_early.layers = self.layers[:count]
         exit_early.name = f"{self.name}[:{count}]"
         exit_early._stack = exit_early._build_stack()
+        exit_early._static = None
         return exit_early
 
     def with_head_rows(self, ids: Seq[int]) -> Decoder:
@@ -136,6 +156,7 @@ class Decoder:
         narrow = copy.copy(self)
         narrow._head = self._reader.head(ids)
         narrow.vocab_size = len(ids)
+        narrow._static = None
         return narrow
 
     def _build_stack(self) -> Stack | None:
@@ -148,10 +169,36 @@ class Decoder:
         heads = (config.n_heads, config.n_kv_heads, config.head_dim)
         return build_stack(whole, self._norm_d, heads=heads, eps=config.norm_eps, cache_dtype=self.kv_dtype)
 
+    def _build_static(self, size: StaticSize) -> StaticPasses:
+        """The passes of fixed shape and their caches, whose memory is taken here."""
+        config = self.config
+        arena = Arena(
+            self.n_layers,
+            config.n_kv_heads,
+            config.head_dim,
+            slots=size.slots,
+            length=min(size.length, self.context_length),
+            dtype=self.kv_dtype,
+            device=self.device,
+        )
+        capture = CudaGraphs(self.device) if self.device.type == "cuda" else None
+        return StaticPasses(arena, self._rope, self._run_rows, window=config.sliding_window, capture=capture)
+
+    def _run_rows(self, rows: PassRows, logits: bool, taps: Seq[int]) -> Out:
+        inner_Md, features_MF = self._layers_one_by_one(self._embedding(rows.tokens_M), rows, taps)
+        return self._head(inner_Md) if logits else None, features_MF
+
     @torch.inference_mode()
     def forward(self, segments: Seq[Segment], *, logits: bool = True, taps: Seq[int] = ()) -> Pass:
-        """One pass; see `LanguageModel`. Feature blocks are the outputs of the layers `taps` (0-based)."""
+        """One pass; see `LanguageModel`. Feature blocks are the outputs of the layers `taps` (0-based), on the model's
+        device; logits are handed out on the CPU, where the rules and samplers work."""
         assert all(0 <= tap < self.n_layers for tap in taps), f"taps {list(taps)} of {self.n_layers} layers"
+        done = None if self._static is None else self._static.forward(segments, logits=logits, taps=taps)
+        if done is None:
+            done = self._forward_ragged(segments, logits=logits, taps=taps)
+        return done if done.logits_MV is None else Pass(done.logits_MV.cpu(), done.features_MF)
+
+    def _forward_ragged(self, segments: Seq[Segment], *, logits: bool, taps: Seq[int]) -> Pass:
         plan = plan_pass(
             segments, self._rope, context_length=self.context_length, window=self.config.sliding_window, fast=self._fast
         )
@@ -168,7 +215,7 @@ class Decoder:
         ]
         return self._stack.run(x_Md, plan.positions_M, plan.cos_TR, plan.sin_TR, spans, taps)
 
-    def _layers_one_by_one(self, x_Md: Tensor, plan: Plan, taps: Seq[int]) -> tuple[Tensor, Tensor | None]:
+    def _layers_one_by_one(self, x_Md: Tensor, plan: PassRows, taps: Seq[int]) -> tuple[Tensor, Tensor | None]:
         """(normed output [M, d], features [M, F]); adds every layer's output to x in place. The stack's twin."""
         eps = self.config.norm_eps
         inner_Md = kernels.rms_norm(x_Md, self.layers[0].attn_norm_d, eps)
@@ -183,7 +230,7 @@ class Decoder:
                 tapped[index] = x_Md.clone()
         return inner_Md, torch.cat([tapped[tap] for tap in taps], dim=-1) if taps else None
 
-    def _attention(self, index: int, layer: Layer, inner_Md: Tensor, plan: Plan) -> Tensor:
+    def _attention(self, index: int, layer: Layer, inner_Md: Tensor, plan: PassRows) -> Tensor:
         """[M, d]; writes the rows' keys and values into the caches."""
         rows, n_heads, n_kv = len(inner_Md), self.config.n_heads, self.config.n_kv_heads
         qkv_MHD = layer.qkv(inner_Md).view(rows, n_heads + 2 * n_kv, self.config.head_dim)
@@ -192,13 +239,7 @@ class Decoder:
             q_MHD = self._head_norm(q_MHD, layer.q_norm_D)
             k_MGD = self._head_norm(k_MGD, layer.k_norm_D)
         kernels.rope_(q_MHD, k_MGD, plan.cos_TR, plan.sin_TR, plan.positions_M)
-        parts: list[Tensor] = []
-        for span in plan.spans:
-            keys, values = span.cache.keys[index], span.cache.values[index]
-            keys[span.length : span.end] = k_MGD[span.start : span.stop]
-            values[span.length : span.end] = v_MGD[span.start : span.stop]
-            parts.append(attend(q_MHD, span, keys, values, fast=plan.fast))
-        return layer.o((parts[0] if len(parts) == 1 else torch.cat(parts)).view(rows, -1))
+        return layer.o(plan.mix(index, q_MHD, k_MGD, v_MGD).reshape(rows, -1))
 
     def _head_norm(self, x_MHD: Tensor, weight_D: Tensor) -> Tensor:
         return kernels.rms_norm(x_MHD.reshape(-1, x_MHD.shape[-1]), weight_D, self.config.norm_eps).view(x_MHD.shape)
