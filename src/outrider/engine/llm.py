@@ -55,6 +55,7 @@ class LLM:
     `drafter_options`  options by drafter name
     `dtype`            "auto", "quantised" (the file's own blocks), "bfloat16" or "float32"
     `draft_dtype`      the same for the draft, whose precision changes only its speed and acceptance
+    `device`           "cpu", "cuda" or "cuda:N", for target and draft
     `threads`          CPU threads; None: the machine's physical cores
     `on_trace`         called with the StepTrace of every round
     Raises UserError or FetchError with one line that says what to do. Not thread-safe.
@@ -71,6 +72,7 @@ class LLM:
         drafter_options: Mapping[str, DraftOptions] | None = None,
         dtype: str = "auto",
         draft_dtype: str = "auto",
+        device: str = "cpu",
         threads: int | None = None,
         max_batch: int = 8,
         offline: bool = False,
@@ -80,9 +82,9 @@ class LLM:
         controller = controller_class("fixed")(k)
         names = _drafter_names(drafter, has_draft=draft_model is not None)
         _check_options(names, rule, threads, has_draft=draft_model is not None)
-        target = open_model(model, dtype=dtype, offline=offline, progress=progress)
+        target = open_model(model, dtype=dtype, device=device, offline=offline, progress=progress)
         draft = (
-            open_model(draft_model, dtype=draft_dtype, offline=offline, progress=progress)
+            open_model(draft_model, dtype=draft_dtype, device=device, offline=offline, progress=progress)
             if draft_model is not None
             else None
         )
@@ -279,8 +281,8 @@ def _share_cores(threads: int | None, models: Seq[LoadedModel]) -> Decision:
     """
     if threads is not None:
         kernels.set_threads(threads)
-    backends = {decision.value for model in models for decision in model.decisions if decision.field == "backend"}
-    if kernels.available() and backends == {"native"}:
+    decided = {(decision.field, decision.value) for model in models for decision in model.decisions}
+    if kernels.available() and not decided & {("backend", "transformers"), ("kernels", "torch")}:
         torch.set_num_threads(1)
         return Decision(
             "threads", str(kernels.threads()), "in the kernels; torch keeps to one, so that it does not spin"

@@ -8,6 +8,7 @@ from outrider.core.protocols import Drafter, LanguageModel
 from outrider.core.registry import drafter_class, drafter_names
 from outrider.core.types import Decision
 from outrider.errors import ConfigError
+from outrider.models.device import require_device
 from outrider.models.load import LoadedModel, load_model
 from outrider.models.loader.sources import Progress, resolve
 from outrider.models.pairing import require_compatible
@@ -16,10 +17,11 @@ DraftOptions = Mapping[str, object]
 
 
 def open_model(
-    name: str, *, dtype: str = "auto", offline: bool = False, progress: Progress | None = None
+    name: str, *, dtype: str = "auto", device: str = "cpu", offline: bool = False, progress: Progress | None = None
 ) -> LoadedModel:
     """Finds (fetching if need be), reads and checks a model. Raises UserError or FetchError, one line each."""
-    return load_model(resolve(name, offline=offline, progress=progress), name=name, dtype=dtype)
+    require_device(device)
+    return load_model(resolve(name, offline=offline, progress=progress), name=name, dtype=dtype, device=device)
 
 
 def require_pair(target: LoadedModel, draft: LoadedModel) -> Decision:
