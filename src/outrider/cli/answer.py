@@ -49,8 +49,6 @@ class ModelChoice:
         from outrider.cli.progress import download_bar
 
         check_drafters([self.drafter] if self.drafter is not None else [])
-        if not quiet:
-            print_loading(self.model or DEFAULT_MODEL, self.draft_model)
         with download_bar(quiet=quiet) as progress:
             llm = LLM(
                 self.model or DEFAULT_MODEL,
@@ -63,6 +61,7 @@ class ModelChoice:
                 offline=self.offline,
                 on_trace=on_trace,
                 progress=progress,
+                on_load=print_loading if not quiet else lambda name: None,
             )
         if not quiet:
             print_plan(llm.plan)

@@ -93,8 +93,6 @@ class Setup:
         from outrider.cli.terminal import print_loading, print_plan
         from outrider.engine.llm import LLM
 
-        if not quiet:
-            print_loading(self.target, self.draft_model)
         with download_bar(quiet=quiet) as progress:
             llm = LLM(
                 self.target,
@@ -107,6 +105,7 @@ class Setup:
                 max_batch=1,
                 offline=self.offline,
                 progress=progress,
+                on_load=print_loading if not quiet else lambda name: None,
             )
         if not quiet:
             print_plan(llm.plan)

@@ -79,9 +79,9 @@ def heading(line: str) -> None:
     print(f"{_BOLD}{line}{_RESET}" if colours(sys.stdout) else line, flush=True)
 
 
-def print_loading(model: str, draft_model: str | None) -> None:
+def print_loading(model: str) -> None:
     """What a person waits for."""
-    note(f"loading {model}" + (f" and {draft_model}" if draft_model is not None else "") + " ...")
+    note(f"loading {model} ...")
 
 
 def print_plan(plan: Iterable[Decision]) -> None:

@@ -58,6 +58,7 @@ class LLM:
     `device`           "cpu", "cuda" or "cuda:N", for target and draft
     `threads`          CPU threads; None: the machine's physical cores
     `on_trace`         called with the StepTrace of every round
+    `on_load`          called with a model's name when its file was found, before its weights are read
     Raises UserError or FetchError with one line that says what to do. Not thread-safe.
     """
 
@@ -78,13 +79,16 @@ class LLM:
         offline: bool = False,
         on_trace: Callable[[StepTrace], None] | None = None,
         progress: Progress | None = None,
+        on_load: Callable[[str], None] = lambda name: None,
     ) -> None:
         controller = controller_class("fixed")(k)
         names = _drafter_names(drafter, has_draft=draft_model is not None)
         _check_options(names, rule, threads, has_draft=draft_model is not None)
-        target = open_model(model, dtype=dtype, device=device, offline=offline, progress=progress)
+        target = open_model(model, dtype=dtype, device=device, offline=offline, progress=progress, on_load=on_load)
         draft = (
-            open_model(draft_model, dtype=draft_dtype, device=device, offline=offline, progress=progress)
+            open_model(
+                draft_model, dtype=draft_dtype, device=device, offline=offline, progress=progress, on_load=on_load
+            )
             if draft_model is not None
             else None
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from outrider.core.protocols import Drafter, LanguageModel
 from outrider.core.registry import drafter_class, drafter_names
@@ -17,11 +17,19 @@ DraftOptions = Mapping[str, object]
 
 
 def open_model(
-    name: str, *, dtype: str = "auto", device: str = "cpu", offline: bool = False, progress: Progress | None = None
+    name: str,
+    *,
+    dtype: str = "auto",
+    device: str = "cpu",
+    offline: bool = False,
+    progress: Progress | None = None,
+    on_load: Callable[[str], None] = lambda name: None,
 ) -> LoadedModel:
     """Finds (fetching if need be), reads and checks a model. Raises UserError or FetchError, one line each."""
     require_device(device)
-    return load_model(resolve(name, offline=offline, progress=progress), name=name, dtype=dtype, device=device)
+    path = resolve(name, offline=offline, progress=progress)
+    on_load(name)
+    return load_model(path, name=name, dtype=dtype, device=device)
 
 
 def require_pair(target: LoadedModel, draft: LoadedModel) -> Decision:
