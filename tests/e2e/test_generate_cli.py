@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from outrider import StepTrace
+from outrider import StepTrace, kernels
 from outrider.cli.main import main
 from outrider.cli.terminal import TokenPrinter
 from tests.tiny_folder import broken_model, write_tiny_model
@@ -109,6 +109,15 @@ def test_every_drafter_gives_the_text_of_plain(document, folder, drafter, k):
     assert answer["token_ids"] == plain["token_ids"]
     assert answer["metrics"]["speculative_decoding"]["num_draft_tokens"] > 0
     assert plain["metrics"]["speculative_decoding"]["num_draft_tokens"] == 0
+
+
+@pytest.mark.skipif(not kernels.available(), reason=f"no compiled kernels: {kernels.why()}")
+def test_every_pass_is_one_call_of_the_compiled_decoder(document):
+    before = kernels.fast_calls()
+    answer = document("hello", "-n", "20")
+    calls = {name: count - before.get(name, 0) for name, count in kernels.fast_calls().items()}
+    prefill = 1
+    assert calls["stack"] == answer["metrics"]["speculative_decoding"]["num_spec_steps"] + prefill
 
 
 def test_compare_runs_plain_too(generate, document):
