@@ -1,6 +1,7 @@
 """Reading GGUF files: names, rotary order, configuration, and one clear line for what is wrong."""
 
 import struct
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from outrider.errors import ModelFileError, ModelNotFoundError
 from outrider.models.attention import inverse_frequencies
 from outrider.models.loader.checkpoint import GGUFVocabulary, RopeScaling, UnknownArchitectureError, open_checkpoint
 from outrider.models.loader.dequantise import FORMATS, dequantise
-from outrider.models.tokenizer import Tokenizer
+from outrider.models.tokenizer import Tokenizer, used_size
 from tests.tiny_gguf import TOKENS, VOCAB, D, metadata, shapes, tiny_gguf, write
 
 
@@ -38,6 +39,23 @@ def test_only_llama_rows_are_reordered(tmp_path: Path, architecture: str) -> Non
     assert rows == (halves if architecture == "llama" else list(range(32)))
     order = checkpoint.raw("layers.0.q.weight").row_order
     assert (order is None) == (architecture == "qwen2")
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen2"])
+def test_some_rows_are_those_of_the_whole(tmp_path: Path, architecture: str) -> None:
+    checkpoint = open_checkpoint(write(tmp_path, tiny_gguf(metadata(architecture))))
+    whole = checkpoint.tensor("layers.0.q.weight", torch.float32)
+    for start, stop in ((0, 32), (3, 17), (31, 32)):
+        assert torch.equal(checkpoint.rows("layers.0.q.weight", start, stop, torch.float32), whole[start:stop])
+
+
+def test_the_used_size_is_known_before_the_tokenizer(tmp_path: Path) -> None:
+    checkpoint = open_checkpoint(write(tmp_path, tiny_gguf()))
+    assert used_size(checkpoint.tokenizer_source) == Tokenizer.of(checkpoint).used_size
+    assert isinstance(checkpoint.tokenizer_source, GGUFVocabulary)
+    kinds = [*checkpoint.tokenizer_source.token_types[:-1], 5]
+    source = replace(checkpoint.tokenizer_source, token_types=kinds)
+    assert used_size(source) == Tokenizer.from_gguf(source).used_size < len(kinds)
 
 
 def test_the_ends_that_the_file_states_reach_the_tokenizer(tmp_path: Path) -> None:

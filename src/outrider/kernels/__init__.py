@@ -20,6 +20,7 @@ from outrider.kernels.quantised import (
     pack_quantised,
     pack_quantised_rows,
 )
+from outrider.kernels.room import Room
 from outrider.kernels.stack import CacheRows, Stack, StackLayer, build_stack
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "CacheRows",
     "PackedLinear",
     "QuantisedLinear",
+    "Room",
     "Stack",
     "StackLayer",
     "active_level",

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from outrider.kernels import reference
 from outrider.kernels.dispatch import CALLS, CHOICE, DTYPE_CODE
+from outrider.kernels.room import Room
 
 if TYPE_CHECKING:
     from outrider.kernels._kernels import Level, Stack
@@ -35,6 +36,7 @@ class PackedLinear:
         dtype: torch.dtype,
         bias_N: Tensor | None,
         level: Level | None,
+        room: Room | None,
     ) -> None:
         self.out_features, self.in_features = shape_NK
         self.dtype = dtype
@@ -46,7 +48,8 @@ class PackedLinear:
             self._weight = whole[0] if len(whole) == 1 else torch.cat(whole)
             return
         panels = -(-self.out_features // level.panel)
-        self._weight = torch.empty(panels * level.panel * self.in_features, dtype=self.dtype)
+        size = panels * level.panel * self.in_features * dtype.itemsize
+        self._weight = (room or Room(size)).take(size).view(dtype)
         self._weight_at = self._weight.data_ptr()
         self._code = DTYPE_CODE[self.dtype]
         self._pack(level, chunks)
@@ -120,20 +123,26 @@ def pack_linear(weight_NK: Tensor, bias_N: Tensor | None = None) -> PackedLinear
     assert weight_NK.dtype in DTYPE_CODE, f"weights are {weight_NK.dtype}"
     assert bias_N is None or bias_N.shape == weight_NK.shape[:1], "a bias of another width than the weight"
     level = _LEVEL if weight_NK.device.type == "cpu" else None
-    return PackedLinear([weight_NK], (weight_NK.shape[0], weight_NK.shape[1]), weight_NK.dtype, bias_N, level)
+    return PackedLinear([weight_NK], (weight_NK.shape[0], weight_NK.shape[1]), weight_NK.dtype, bias_N, level, None)
 
 
 def pack_linear_chunks(
-    chunks: Iterable[Tensor], shape_NK: tuple[int, int], dtype: torch.dtype, bias_N: Tensor | None = None
+    chunks: Iterable[Tensor],
+    shape_NK: tuple[int, int],
+    dtype: torch.dtype,
+    bias_N: Tensor | None = None,
+    *,
+    room: Room | None = None,
 ) -> PackedLinear:
     """The same for a matrix given some rows at a time, on the CPU; each chunk is used before the next is asked for.
 
-    Chunks of whole panels (32 rows at every level) are packed without a further copy.
+    Chunks of whole panels (32 rows at every level) are packed without a further copy. The packed weights lie in `room`,
+    or in memory of their own.
     """
     assert min(shape_NK) > 0, f"a weight of shape {shape_NK}"
     assert dtype in DTYPE_CODE, f"weights are {dtype}"
     assert bias_N is None or bias_N.shape == shape_NK[:1], "a bias of another width than the weight"
-    return PackedLinear(chunks, shape_NK, dtype, bias_N, _LEVEL)
+    return PackedLinear(chunks, shape_NK, dtype, bias_N, _LEVEL, room)
 
 
 def _plain(*tensors: Tensor) -> bool:

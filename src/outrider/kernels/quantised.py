@@ -15,6 +15,7 @@ from torch import Tensor
 
 from outrider.kernels import ggml
 from outrider.kernels.dispatch import CALLS, CHOICE, DTYPE_CODE
+from outrider.kernels.room import Room
 
 if TYPE_CHECKING:
     from outrider.kernels._kernels import Level, Stack
@@ -56,7 +57,9 @@ class QuantisedLinear:
     `pack_quantised`.
     """
 
-    def __init__(self, sources: Seq[BlockRows], kind: str, inputs: int, bias_N: Tensor | None) -> None:
+    def __init__(
+        self, sources: Seq[BlockRows], kind: str, inputs: int, bias_N: Tensor | None, room: Room | None
+    ) -> None:
         self.out_features, self.in_features = sum(source.rows for source in sources), inputs
         self.dtype = kind
         self._bias_N = None if bias_N is None else bias_N.detach().float().contiguous()
@@ -69,7 +72,7 @@ class QuantisedLinear:
             return
         self._number = ggml.FORMATS[kind].number
         size = self._level.quant_bytes(self.out_features, self.in_features, self._number)
-        self._store = torch.empty(size, dtype=torch.uint8)
+        self._store = (room or Room(size)).take(size)
         self._store_at = self._store.data_ptr()
         rows_N = torch.cat([source.addresses() for source in sources])
         self._level.quant_pack_rows(
@@ -143,9 +146,10 @@ def pack_quantised(raw: Tensor, kind: str, shape_NK: tuple[int, int], bias_N: Te
 
 
 def pack_quantised_rows(
-    sources: Seq[BlockRows], kind: str, inputs: int, bias_N: Tensor | None = None
+    sources: Seq[BlockRows], kind: str, inputs: int, bias_N: Tensor | None = None, *, room: Room | None = None
 ) -> QuantisedLinear:
-    """The same for rows of several tensors of one kind, stacked as one matrix. Nothing of them is copied on the way."""
+    """The same for rows of several tensors of one kind, stacked as one matrix. Nothing of them is copied on the way.
+    The packed weights lie in `room`, or in memory of their own."""
     assert kind in ggml.FORMATS, f"{kind} has no kernel; these have: {', '.join(ggml.FORMATS)}"
     row_nbytes, outputs = ggml.FORMATS[kind].row_nbytes(inputs), sum(source.rows for source in sources)
     for blocks, _ in sources:
@@ -154,4 +158,4 @@ def pack_quantised_rows(
         assert blocks.stride(1) == 1, "bytes of a row must follow one another"
     assert outputs > 0, "a matrix without rows"
     assert bias_N is None or bias_N.shape == (outputs,), "a bias of another width than the weight"
-    return QuantisedLinear(sources, kind, inputs, bias_N)
+    return QuantisedLinear(sources, kind, inputs, bias_N, room)

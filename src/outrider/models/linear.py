@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from outrider import kernels
-from outrider.kernels import PackedLinear, QuantisedLinear
+from outrider.kernels import PackedLinear, QuantisedLinear, Room
 from outrider.models.loader.checkpoint import RawTensor
 from outrider.models.loader.dequantise import FORMATS_BY_NAME, dequantise
 
@@ -115,13 +115,15 @@ class StoredEmbedding:
         return dequantise(self._blocks[tokens_M].view(-1), self._kind, shape, self._dtype).float()
 
 
-def make_linear(chunks: Iterator[Tensor], shape_NK: tuple[int, int], bias_N: Tensor | None = None) -> Linear:
+def make_linear(
+    chunks: Iterator[Tensor], shape_NK: tuple[int, int], bias_N: Tensor | None = None, *, room: Room | None = None
+) -> Linear:
     """The fastest form of a float32 or bfloat16 matrix where it lies, given some rows at a time: each chunk is dropped
     before the next is made. All chunks but the last of a tensor have a multiple of 32 rows."""
     first_NK = next(chunks)
     rest = chain([first_NK], chunks)
     if kernels.available() and first_NK.device.type == "cpu":
-        return kernels.pack_linear_chunks(rest, shape_NK, first_NK.dtype, bias_N)
+        return kernels.pack_linear_chunks(rest, shape_NK, first_NK.dtype, bias_N, room=room)
     weight_NK, at = first_NK.new_empty(shape_NK), 0
     for chunk_NK in rest:
         weight_NK[at : at + len(chunk_NK)] = chunk_NK

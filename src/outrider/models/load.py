@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from outrider.models.chat_template import ChatTemplate
 from outrider.models.decoder import Decoder
 from outrider.models.hf import TransformersModel
 from outrider.models.loader.checkpoint import Checkpoint, UnknownArchitectureError, open_checkpoint
-from outrider.models.tokenizer import Tokenizer
+from outrider.models.tokenizer import Tokenizer, used_size
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "quantised": None}
 """Weights in memory by option; quantised: the file's own blocks, as they are."""
@@ -98,11 +99,16 @@ def _precision(asked: str, device: str, checkpoint: Checkpoint | None) -> Decisi
 
 
 def _natively(checkpoint: Checkpoint, device: str, precision: Decision) -> _Parts:
-    path, tokenizer = checkpoint.path, Tokenizer.of(checkpoint)
+    path = checkpoint.path
     name = path.stem if path.is_file() else path.name
-    model = Decoder.from_checkpoint(
-        checkpoint, dtype=DTYPES[precision.value], device=device, vocab_size=tokenizer.used_size, name=name
-    )
+    with ThreadPoolExecutor(max_workers=1) as beside:  # packing leaves Python to the tokenizer
+        reading = beside.submit(Tokenizer.of, checkpoint)
+        known = used_size(checkpoint.tokenizer_source)
+        vocab_size = reading.result().used_size if known is None else known
+        model = Decoder.from_checkpoint(
+            checkpoint, dtype=DTYPES[precision.value], device=device, vocab_size=vocab_size, name=name
+        )
+        tokenizer = reading.result()
     how = (
         f"{checkpoint.config.architecture} is an architecture of the native decoder ({checkpoint.quantisation} on disk)"
     )

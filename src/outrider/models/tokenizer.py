@@ -13,7 +13,7 @@ from tokenizers import Tokenizer as Backend
 
 from outrider.errors import ModelFileError, RequestError
 from outrider.models import tokenizer_gguf as gguf
-from outrider.models.loader.checkpoint import Checkpoint, GGUFVocabulary
+from outrider.models.loader.checkpoint import Checkpoint, GGUFVocabulary, TokenizerFolder
 from outrider.models.tokenizer_folder import decoder_kind, part_state, read_tokenizer_json, special_roles
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -44,6 +44,14 @@ def _sentencepiece_bytes(token: str) -> bytes:
     if (match := _BYTE_TOKEN.fullmatch(token)) is not None:
         return bytes([int(match[1], 16)])
     return token.replace(gguf.WORD_MARK, " ").encode("utf-8")
+
+
+def used_size(source: GGUFVocabulary | TokenizerFolder) -> int | None:
+    """`Tokenizer.used_size` without building the tokenizer, where the source says so at once."""
+    if isinstance(source, TokenizerFolder):
+        return None
+    kinds = source.token_types
+    return next((i + 1 for i in reversed(range(len(kinds))) if kinds[i] != gguf.UNUSED), 0)
 
 
 class Tokenizer:

@@ -198,6 +198,8 @@ def _check(vocab: Vocabulary) -> None:
 
 
 def _ids(vocab: Vocabulary) -> dict[str, int]:
+    if UNUSED not in vocab.token_types:
+        return dict(zip(vocab.tokens, range(len(vocab.tokens)), strict=True))
     pairs = zip(vocab.tokens, range(len(vocab.tokens)), vocab.token_types, strict=True)
     return {token: index for token, index, kind in pairs if kind != UNUSED}
 

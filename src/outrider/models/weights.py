@@ -61,6 +61,7 @@ class WeightReader:
         self.device = device
         self._names = frozenset(checkpoint.names())
         self._checkpoint, self._dtype = checkpoint, dtype
+        self._room = kernels.Room()
 
     def vector(self, name: str) -> Tensor:
         """A norm or bias, float32."""
@@ -82,8 +83,8 @@ class WeightReader:
             chosen = BlockRows(blocks, torch.tensor(list(ids))) if first is None else BlockRows(blocks[:first])
             return self._packed([chosen], kind, width, None)
         if first is None:
-            return make_linear(iter([self._matrix(name)[torch.tensor(list(ids))]]), (len(ids), width))
-        return make_linear(self._chunks(name, first), (first, width))
+            return make_linear(iter([self._matrix(name)[torch.tensor(list(ids))]]), (len(ids), width), room=self._room)
+        return make_linear(self._chunks(name, first), (first, width), room=self._room)
 
     def layer(self, index: int) -> Layer:
         prefix = f"layers.{index}"
@@ -136,11 +137,11 @@ class WeightReader:
         if kind is None:
             sizes = [self._checkpoint.shape(f"{name}.weight")[0] for name in names]
             chunks = (chunk for name, rows in zip(names, sizes, strict=True) for chunk in self._chunks(name, rows))
-            return make_linear(chunks, (sum(sizes), inputs), bias_N)
+            return make_linear(chunks, (sum(sizes), inputs), bias_N, room=self._room)
         return self._packed([self._block_rows(name) for name in names], kind, inputs, bias_N)
 
     def _packed(self, sources: list[BlockRows], kind: str, inputs: int, bias_N: Tensor | None) -> Linear:
-        packed = kernels.pack_quantised_rows(sources, kind, inputs, bias_N)
+        packed = kernels.pack_quantised_rows(sources, kind, inputs, bias_N, room=self._room)
         self._checkpoint.release()
         return packed
 

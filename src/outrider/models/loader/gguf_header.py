@@ -116,14 +116,19 @@ class _Cursor:
         data, at, size = self.data, self.at, self.size
         unpack = struct.Struct("<Q").unpack_from
         out: list[Value] = []
-        for _ in range(count):
-            if at + 8 > size:
-                raise self.fail(f"a string is cut off at byte {at}")
-            start = at + 8
-            at = start + unpack(data, at)[0]
-            if at > size:
-                raise self.fail(f"a string of {at - start} bytes starts at byte {start}, but the file ends at {size}")
-            out.append(self._decode(start, at))
+        start = at
+        try:
+            for _ in range(count):
+                if at + 8 > size:
+                    raise self.fail(f"a string is cut off at byte {at}")
+                start = at + 8
+                at = start + unpack(data, at)[0]
+                if at > size:
+                    length = at - start
+                    raise self.fail(f"a string of {length} bytes starts at byte {start}, but the file ends at {size}")
+                out.append(data[start:at].decode())
+        except UnicodeDecodeError:
+            raise self.fail(f"the text at byte {start} is no UTF-8") from None
         self.at = at
         return out
 

@@ -63,7 +63,7 @@ class Metadata:
 
     def items(self, key: str, kind: type[Item], default: list[Item] | None = None) -> list[Item]:
         value = self._get(key, cast("list[Value] | None", default))
-        if not isinstance(value, list) or not all(type(item) is kind for item in value):
+        if not isinstance(value, list) or set(map(type, value)) - {kind}:
             raise self._wrong(key, value, f"a list of {kind.__name__}")
         return cast("list[Item]", value)
 
