@@ -32,12 +32,13 @@ def with_speedup(summary: LaneSummary, q1: float, median: float, q3: float, rows
 @pytest.mark.parametrize(
     ("spread", "found", "words"),
     [
-        ((1.1, 1.2, 1.3), Finding.FASTER, "1.20 x plain on these 6 prompts (IQR 1.10..1.30): worth it"),
-        ((0.8, 0.9, 0.99), Finding.SLOWER, "0.90 x plain on these 6 prompts (IQR 0.80..0.99): leave it off"),
+        ((1.1, 1.2, 1.3), Finding.FASTER, "1.20 x plain on 6 prompts (IQR 1.10..1.30): worth it"),
+        ((0.8, 0.9, 0.99), Finding.SLOWER, "0.90 x plain on 6 prompts (IQR 0.80..0.99): leave it off"),
         ((0.9, 1.2, 1.3), Finding.UNCLEAR, "the spread includes 1"),
         ((0.9, 0.95, 1.1), Finding.UNCLEAR, "the spread includes 1"),
+        ((1.003, 1.07, 1.3), Finding.UNCLEAR, "the spread includes 1"),
         ((1.0, 1.0, 1.0), Finding.UNCLEAR, "the spread includes 1"),
-        ((1.001, 1.005, 1.2), Finding.UNCLEAR, "too small to matter"),
+        ((1.01, 1.015, 1.2), Finding.UNCLEAR, "too small to matter"),
     ],
 )
 def test_a_verdict_needs_the_spread_on_one_side(summary, spread, found, words):
@@ -46,10 +47,18 @@ def test_a_verdict_needs_the_spread_on_one_side(summary, spread, found, words):
     assert words in conclusion.sentence
 
 
-def test_one_prompt_decides_nothing(summary):
-    conclusion = conclude([with_speedup(summary, 1.5, 1.5, 1.5, rows=1)])
+@pytest.mark.parametrize(("rows", "where"), [(1, "one prompt"), (3, "3 prompts")])
+def test_few_prompts_decide_nothing(summary, rows, where):
+    conclusion = conclude([with_speedup(summary, 1.5, 1.5, 1.5, rows=rows)])
     assert conclusion.findings == {"ngram K=4": Finding.UNCLEAR}
-    assert "1.50 x plain on 1 prompt: one prompt decides nothing" in conclusion.sentence
+    assert f"1.50 x plain on {where}: too few to decide" in conclusion.sentence
+
+
+def test_a_busy_machine_decides_nothing_for_good(summary):
+    fast = with_speedup(summary, 1.1, 1.2, 1.3)
+    assert "measure again" in conclude([fast], busy=True).sentence
+    assert conclude([fast], busy=True).to_json()["provisional"] is True
+    assert "measure again" not in conclude([fast]).sentence
 
 
 def test_what_cannot_be_a_speedup_is_none(summary):
@@ -71,4 +80,4 @@ def test_what_pays_comes_first(summary):
     sentence = conclude(lanes).sentence
     assert sentence.index("c is") < sentence.index("b is") < sentence.index("a is")
     assert list(conclude(lanes).findings) == ["a", "b", "c"]
-    assert sentence.count("on these 6 prompts") == 1
+    assert sentence.count("on 6 prompts") == 1

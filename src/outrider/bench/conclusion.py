@@ -13,6 +13,9 @@ from outrider.bench.summary import ALL, LaneSummary
 MATTERS = 1.02
 """A median speed-up below this is called none: it is no reason to switch anything on."""
 
+ENOUGH = 4
+"""Fewer prompts than this decide nothing: quartiles of three are the extremes."""
+
 
 class Finding(StrEnum):
     """What the figures say of a lane."""
@@ -27,27 +30,29 @@ class Finding(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Conclusion:
-    """The verdict of a bench: for people, and by lane, in the order of the lanes."""
+    """The verdict of a bench: for people, and by lane, in the order of the lanes. `provisional`: a busy machine."""
 
     sentence: str
     findings: dict[str, Finding]
+    provisional: bool
 
     def to_json(self) -> dict[str, object]:
-        return {"sentence": self.sentence, "lanes": {lane: found.value for lane, found in self.findings.items()}}
+        lanes = {lane: found.value for lane, found in self.findings.items()}
+        return {"sentence": self.sentence, "provisional": self.provisional, "lanes": lanes}
 
 
-def conclude(summaries: Seq[LaneSummary]) -> Conclusion:
+def conclude(summaries: Seq[LaneSummary], *, busy: bool = False) -> Conclusion:
     """The verdict on every lane but plain and the peer, from the spread of its speed-ups over the prompts."""
     lanes = [s for s in summaries if s.category == ALL and s.lane not in (PLAIN, PEER)]
     findings = {summary.lane: finding(summary) for summary in lanes}
-    order = {Finding.FASTER: 0}
-    ranked = sorted(lanes, key=lambda s: (order.get(findings[s.lane], 1), -_median(s)))
+    ranked = sorted(lanes, key=lambda s: (findings[s.lane] is not Finding.FASTER, -_median(s)))
     said = [_said(summary, findings[summary.lane], first=i == 0) for i, summary in enumerate(ranked)]
-    return Conclusion("; ".join(said) + ".", findings)
+    doubt = " The machine was busy: measure again before you decide." if busy else ""
+    return Conclusion("; ".join(said) + f".{doubt}", findings, busy)
 
 
 def finding(summary: LaneSummary) -> Finding:
-    """FASTER or SLOWER only where the middle half of the prompts, of two at least, lies on one side of plain."""
+    """FASTER or SLOWER only where the middle half of the prompts, of ENOUGH at least, lies on one side of plain."""
     if summary.diverged:
         return Finding.DIVERGED
     if not summary.stats.drafted:
@@ -55,11 +60,11 @@ def finding(summary: LaneSummary) -> Finding:
     if summary.speedup is None or summary.implausible:
         return Finding.UNMEASURED
     spread = summary.speedup.by_prompt
-    if summary.speedup.rows > 1 and spread.q1 > 1 and spread.median >= MATTERS:
+    if summary.speedup.rows < ENOUGH:
+        return Finding.UNCLEAR
+    if round(spread.q1, 2) > 1 and spread.median >= MATTERS:
         return Finding.FASTER
-    if summary.speedup.rows > 1 and spread.q3 < 1:
-        return Finding.SLOWER
-    return Finding.UNCLEAR
+    return Finding.SLOWER if round(spread.q3, 2) < 1 else Finding.UNCLEAR
 
 
 def _median(summary: LaneSummary) -> float:
@@ -75,12 +80,11 @@ def _said(summary: LaneSummary, found: Finding, *, first: bool) -> str:
         return f"{lane} drafted nothing on these prompts: it is plain decoding"
     if found is Finding.UNMEASURED or speedup is None:
         return f"{lane} could not be measured (see the notes): no advice"
-    prompts = f"{speedup.rows} prompt{'s' if speedup.rows > 1 else ''}"
-    where = f" on these {prompts}" if first and speedup.rows > 1 else f" on {prompts}" if first else ""
+    prompts = f"{speedup.rows} prompts" if speedup.rows > 1 else "one prompt"
     spread = speedup.by_prompt
-    figures = f"{lane} is {spread.median:.2f} x plain{where}"
-    if speedup.rows == 1:
-        return f"{figures}: one prompt decides nothing, give more"
+    figures = f"{lane} is {spread.median:.2f} x plain{f' on {prompts}' if first else ''}"
+    if speedup.rows < ENOUGH:
+        return f"{figures}: too few to decide, give {ENOUGH} or more"
     return f"{figures} (IQR {spread.q1:.2f}..{spread.q3:.2f}): {_advice(summary, found)}"
 
 
@@ -91,6 +95,6 @@ def _advice(summary: LaneSummary, found: Finding) -> str:
         return "worth it"
     if found is Finding.SLOWER:
         return "leave it off"
-    if spread.q1 > 1:
+    if round(spread.q1, 2) > 1:
         return "a gain too small to matter"
     return "the spread includes 1, so neither a gain nor a loss is shown; more prompts or --repeat 3 may tell"

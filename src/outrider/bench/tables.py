@@ -122,14 +122,16 @@ def verify_json(report: VerifyReport, facts: Mapping[str, object]) -> dict[str, 
     }
 
 
-def print_bench(measured: Measured, summaries: Seq[LaneSummary], warnings: Seq[str], console: Console) -> None:
+def print_bench(
+    measured: Measured, summaries: Seq[LaneSummary], warnings: Seq[str], console: Console, *, busy: bool = False
+) -> None:
     """A table over all prompts, one of categories where there are several, notes, the verdict."""
     console.print(_speed_table([summary for summary in summaries if summary.category == ALL]))
     if any(summary.category != ALL for summary in summaries):
         console.print(_category_table(summaries, measured.lane_names))
     for note in [*warnings, *measured.notes, *summary_notes(summaries)]:
         console.print(f"note: {note}", markup=False, highlight=False, soft_wrap=True)
-    console.print(Text(f"verdict: {conclude(summaries).sentence}", style="bold"), soft_wrap=True)
+    console.print(Text(f"verdict: {conclude(summaries, busy=busy).sentence}", style="bold"), soft_wrap=True)
 
 
 def _category_table(summaries: Seq[LaneSummary], lanes: Seq[str]) -> Table:
@@ -207,7 +209,12 @@ def summary_notes(summaries: Seq[LaneSummary]) -> list[str]:
 
 
 def bench_json(
-    measured: Measured, summaries: Seq[LaneSummary], facts: Mapping[str, object], warnings: Seq[str]
+    measured: Measured,
+    summaries: Seq[LaneSummary],
+    facts: Mapping[str, object],
+    warnings: Seq[str],
+    *,
+    busy: bool = False,
 ) -> dict[str, object]:
     """The document on the last line of `bench`. `facts` describe machine, model and settings."""
     lanes = []
@@ -230,7 +237,7 @@ def bench_json(
     return {
         "schema": BENCH_SCHEMA,
         **facts,
-        "verdict": conclude(summaries).to_json(),
+        "verdict": conclude(summaries, busy=busy).to_json(),
         "lanes": lanes,
         "peer": {"url": peer.url, "model": peer.model, "figures_from": sorted(peer.sources)} if peer else None,
         "notes": [*warnings, *measured.notes, *summary_notes(summaries)],

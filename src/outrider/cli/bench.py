@@ -122,8 +122,8 @@ class _Bench:
         about["measurement"] = {"repeat": self.repeat, "warm_up": self.warm_up, **lengths(measured)}
         busy = busy_warning(machine)
         warnings = [*([busy] if busy else []), *llm.warnings]
-        print_bench(measured, summaries, warnings, console(stderr=json))
-        common.print_json(bench_json(measured, summaries, about, warnings))
+        print_bench(measured, summaries, warnings, console(stderr=json), busy=busy is not None)
+        common.print_json(bench_json(measured, summaries, about, warnings, busy=busy is not None))
 
     def _measure(self, llm: LLM, chosen: list[BenchPrompt], raw: bool, peer: Peer | None) -> Measured:
         from outrider.bench.lanes import lanes
