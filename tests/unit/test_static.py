@@ -6,9 +6,13 @@ Shapes: m rows, V vocabulary.
 from __future__ import annotations
 
 import gc
+import inspect
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
-from typing import cast
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -22,7 +26,7 @@ from outrider.models.decoder import Decoder
 from outrider.models.kv import DecoderCache
 from outrider.models.loader.checkpoint import Checkpoint
 from outrider.models.slots import SlotCache
-from outrider.models.static import ROW_BUCKETS, Out, Run, StaticSize
+from outrider.models.static import ROW_BUCKETS, CudaGraphs, Out, Run, StaticSize
 from tests.tiny_decoder import TINY, VOCAB, RandomCheckpoint, random_tokens
 
 TREE = [-1, 0, 0, 1, 1, 2, 4]
@@ -296,6 +300,67 @@ def test_greedy_text_is_the_same_through_the_engine() -> None:
     assert used[0] > 20
     assert used[1] == 0
     assert answers[0] == answers[1]
+
+
+class FakeCuda:
+    """Stands in for torch.cuda's streams and graphs, and writes down in which order they are used."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.log: list[str] = []
+        self.graph_signature = inspect.signature(torch.cuda.graph)
+        for name in ("graph_pool_handle", "Stream", "device", "current_stream", "stream", "CUDAGraph", "graph"):
+            assert hasattr(torch.cuda, name)
+            monkeypatch.setattr(torch.cuda, name, getattr(self, name))
+
+    def graph_pool_handle(self) -> str:
+        return "pool"
+
+    def Stream(self, device: torch.device | None = None) -> SimpleNamespace:
+        return self._stream(f"side of {device}")
+
+    def current_stream(self) -> SimpleNamespace:
+        return self._stream("main")
+
+    def _stream(self, name: str) -> SimpleNamespace:
+        return SimpleNamespace(name=name, wait_stream=lambda other: self.log.append(f"{name} waits for {other.name}"))
+
+    def CUDAGraph(self) -> SimpleNamespace:
+        return SimpleNamespace(replay=lambda: self.log.append("replay"))
+
+    @contextmanager
+    def device(self, device: torch.device) -> Iterator[None]:
+        yield
+
+    @contextmanager
+    def stream(self, stream: SimpleNamespace) -> Iterator[None]:
+        self.log.append(f"on {stream.name}")
+        yield
+
+    @contextmanager
+    def graph(self, *args: object, **options: Any) -> Iterator[None]:
+        self.graph_signature.bind(*args, **options)
+        self.log.append(f"record on {options['stream'].name}, memory of {options['pool']}")
+        yield
+        self.log.append("recorded")
+
+
+def test_the_order_of_a_recording(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Warm-ups behind what is under way and on the stream that records; replays give the recorded results."""
+    cuda = FakeCuda(monkeypatch)
+    results = (torch.zeros(1), None)
+
+    def run() -> Out:
+        cuda.log.append("run")
+        return results
+
+    replay = CudaGraphs(torch.device("cuda:1"))(run)
+    side = "side of cuda:1"
+    warm = [f"{side} waits for main", f"on {side}", "run", "run", "run", f"main waits for {side}"]
+    assert cuda.log == [*warm, f"record on {side}, memory of pool", "run", "recorded"]
+    cuda.log.clear()
+    assert replay() is results
+    assert replay() is results
+    assert cuda.log == ["replay", "replay"]
 
 
 @pytest.mark.parametrize("variant", ["window", "qwen2", "qwen3"])

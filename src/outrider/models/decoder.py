@@ -181,8 +181,14 @@ class Decoder:
             dtype=self.kv_dtype,
             device=self.device,
         )
-        capture = CudaGraphs(self.device) if self.device.type == "cuda" else None
-        return StaticPasses(arena, self._rope, self._run_rows, window=config.sliding_window, capture=capture)
+        return StaticPasses(
+            arena,
+            self._rope,
+            self._run_rows,
+            group=config.n_heads // config.n_kv_heads,
+            window=config.sliding_window,
+            capture=CudaGraphs(self.device) if self.device.type == "cuda" else None,
+        )
 
     def _run_rows(self, rows: PassRows, logits: bool, taps: Seq[int]) -> Out:
         inner_Md, features_MF = self._layers_one_by_one(self._embedding(rows.tokens_M), rows, taps)

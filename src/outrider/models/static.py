@@ -67,8 +67,8 @@ class StaticRows:
     base[b] + s where ancestors[b, i, s]. Rows of padding write to the spare position and see themselves.
     """
 
-    def __init__(self, shape: Shape, arena: Arena, rope: Rope, window: int | None) -> None:
-        self.shape, self._arena, self._window = shape, arena, window
+    def __init__(self, shape: Shape, arena: Arena, rope: Rope, *, group: int, window: int | None) -> None:
+        self.shape, self._arena, self._group, self._window = shape, arena, group, window
         self.cos_TR, self.sin_TR = rope.tables(arena.length)
         device = arena.store.device
         self._nothing = self._padding()
@@ -128,15 +128,13 @@ class StaticRows:
         seen_BmT = (self._ancestors_Bmm.gather(2, column_BmT) != 0) & pending_BT[:, None]
         seen_BmT |= (behind_BT < 0)[:, None] & (self._position_T >= self._starts_Bm[:, :, None])
         mask_BmT = torch.zeros(seen_BmT.shape, dtype=self._arena.store.dtype, device=seen_BmT.device)
-        self._mask = mask_BmT.masked_fill_(~seen_BmT, -math.inf).view(-1, 1, rows, length)
+        mask_BmT.masked_fill_(~seen_BmT, -math.inf)
+        self._mask = mask_BmT.view(-1, 1, rows, length).repeat(1, 1, self._group, 1)
 
     def mix(self, index: int, q_MHD: Tensor, k_MGD: Tensor, v_MGD: Tensor) -> Tensor:
-        slots, rows, length = self.shape.slots, self.shape.rows, self.shape.length
+        slots, rows, length, group = self.shape.slots, self.shape.rows, self.shape.length, self._group
         keys_STGD, values_STGD = self._arena.layer(index)
-        dtype = keys_STGD.dtype
-        _, n_heads, head_dim = q_MHD.shape
-        n_kv = k_MGD.shape[1]
-        group = n_heads // n_kv
+        dtype, (_, n_kv, head_dim) = keys_STGD.dtype, k_MGD.shape
         for cached_STGD, new_MGD in ((keys_STGD, k_MGD), (values_STGD, v_MGD)):
             new_BmGD = new_MGD.to(dtype).view(slots, rows, n_kv, head_dim)
             cached_STGD.index_put_((self._slot_B1, self._places_Bm), new_BmGD)
@@ -145,10 +143,10 @@ class StaticRows:
             q_BGhmD.reshape(slots, n_kv, group * rows, head_dim),
             keys_STGD[:slots, :length].transpose(1, 2),
             values_STGD[:slots, :length].transpose(1, 2),
-            attn_mask=self._mask.repeat(1, 1, group, 1),
+            attn_mask=self._mask,
         )
         out_BGhmD = out_BGXD.view(slots, n_kv, group, rows, head_dim)
-        return out_BGhmD.permute(0, 3, 1, 2, 4).reshape(slots * rows, n_heads, head_dim).float()
+        return out_BGhmD.permute(0, 3, 1, 2, 4).reshape(slots * rows, n_kv * group, head_dim).float()
 
 
 def _ancestors(segment: Segment) -> Tensor:
@@ -172,29 +170,29 @@ class StaticPasses:
         rope: Rope,
         run: Callable[[PassRows, bool, Seq[int]], Out],
         *,
+        group: int,
         window: int | None,
         capture: Capture | None,
     ) -> None:
         self.arena = arena
         self.calls: Counter[str] = Counter()
-        self._rope, self._run, self._window, self._capture = rope, run, window, capture
-        self._made: dict[Shape, tuple[StaticRows, Run]] = {}
+        self._rope, self._run, self._group, self._window, self._capture = rope, run, group, window, capture
+        self._made: dict[Shape, tuple[StaticRows, Run, str]] = {}
 
     def forward(self, segments: Seq[Segment], *, logits: bool, taps: Seq[int]) -> Pass | None:
         """The pass, if its shape is one of these; None, and nothing done, if not. Call it in inference mode."""
         shape = self._shape(segments, logits, tuple(taps))
         if shape is None:
             return None
-        known = self._made.get(shape)
-        rows = StaticRows(shape, self.arena, self._rope, self._window) if known is None else known[0]
         for segment in segments:
             assert isinstance(segment.cache, SlotCache)
             segment.cache.reserve(len(segment.tokens))
+        if shape not in self._made:
+            self._made[shape] = self._make(shape, segments)
+        rows, run, how = self._made[shape]
         rows.load(segments)
-        if known is None:
-            known = self._made[shape] = rows, self._record(rows)
-        self.calls["direct" if self._capture is None else "replayed"] += 1
-        logits_MV, features_MF = known[1]()
+        self.calls[how] += 1
+        logits_MV, features_MF = run()
         spans = [_span(segment, shape.rows) for segment in segments]
         return Pass(_take(logits_MV, spans), _take(features_MF, spans))
 
@@ -214,23 +212,25 @@ class StaticPasses:
         length = min(max(_power_of_two(longest + rows), SHORTEST), self.arena.length)
         return Shape(slots, rows, length, logits, taps)
 
-    def _record(self, rows: StaticRows) -> Run:
-        shape = rows.shape
+    def _make(self, shape: Shape, segments: Seq[Segment]) -> tuple[StaticRows, Run, str]:
+        """(rows, run, how it is counted) of a new shape. Recording computes the pass of `segments` a few times."""
+        rows = StaticRows(shape, self.arena, self._rope, group=self._group, window=self._window)
 
         def run() -> Out:
             rows.begin()
             return self._run(rows, shape.logits, shape.taps)
 
         if self._capture is None:
-            return run
+            return rows, run, "direct"
+        rows.load(segments)
         try:
             recorded = self._capture(run)
         except RuntimeError as error:
             log.warning("passes are not recorded, and slower for it: recording %s failed: %s", shape, error)
             self._capture = None
-            return run
+            return rows, run, "direct"
         self.calls["recorded"] += 1
-        return recorded
+        return rows, recorded, "replayed"
 
 
 def _span(segment: Segment, rows: int) -> slice:
@@ -253,23 +253,25 @@ class CudaGraphs:
     """A `Capture` of CUDA graphs, which share one pool of memory.
 
     Sharing is allowed because the graphs never run at once, and because a pass's results are copied before the next.
+    Warming up and recording use one stream of the model's own device: libraries keep their working memory by stream.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._pool = torch.cuda.graph_pool_handle()
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch's own
 
     def __call__(self, run: Run) -> Run:
         """Runs it to warm up, which writes the same keys and values every time, then records it."""
         with torch.cuda.device(self._device):
-            main, side = torch.cuda.current_stream(), torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch's own
-            side.wait_stream(main)
-            with torch.cuda.stream(side):
+            main = torch.cuda.current_stream()
+            self._stream.wait_stream(main)
+            with torch.cuda.stream(self._stream):
                 for _ in range(WARM_UPS):
                     run()
-            main.wait_stream(side)
+            main.wait_stream(self._stream)
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=self._pool):
+            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
                 out = run()
 
         def replay() -> Out:
