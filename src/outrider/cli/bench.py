@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from outrider.cli import common
-from outrider.cli.measuring import Category, Chat, IgnoreEos, Limit, Prompts, Seed, Setup, answers_bar, console, facts
+from outrider.cli.measuring import Category, IgnoreEos, Limit, Prompts, Seed, Setup, answers_bar, console, facts
 
 if TYPE_CHECKING:
     from outrider.bench.measure import Measured
@@ -52,7 +52,7 @@ def bench(
     ignore_eos: IgnoreEos = False,
     repeat: Repeat = 1,
     warm_up: WarmUp = 1,
-    chat: Chat = None,
+    chat: common.Chat = None,
     peer_url: PeerUrl = None,
     peer_model: PeerModel = None,
     peer_key: PeerKey = None,

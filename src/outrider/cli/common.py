@@ -46,9 +46,7 @@ def answer_length(text: str | int) -> int:
     except ValueError:
         length = 0
     if length < 1:
-        raise typer.BadParameter(
-            f"max_tokens = {text} is not allowed: give an integer >= 1, as in --max-tokens 256"
-        )
+        raise typer.BadParameter(f"max_tokens = {text} is not allowed: give an integer >= 1, as in --max-tokens 256")
     return length
 
 
@@ -121,6 +119,13 @@ MaxTokens = Annotated[
 Stop = Annotated[list[str] | None, typer.Option(metavar="TEXT", help="End the answer before this text; repeatable.")]
 JsonSchema = Annotated[
     str | None, typer.Option(metavar="FILE|TEXT", help="A JSON schema that the answer must satisfy.")
+]
+Chat = Annotated[
+    bool | None,
+    typer.Option(
+        "--chat/--raw",
+        help="Through the chat template, or the text as it is. [default: --chat when the model has a template]",
+    ),
 ]
 System = Annotated[str | None, typer.Option(metavar="TEXT", help="The system message of the chat template.")]
 TraceFile = Annotated[

@@ -24,9 +24,6 @@ WARM_UP_TOKENS = 8
 REPEAT_WITHIN_S = 6.0
 """A prompt whose two lanes took less than this runs twice more, alternating, and the median of each lane counts."""
 
-PLAUSIBLE = 1.1
-"""A ratio beyond this many times the tokens a pass says more about the machine than about speculation."""
-
 LETTER = (
     "Dear Ms. Moreau,\nthank you for your letter of the third of May. The workshop on mountain weather takes place on "
     "Friday at nine o'clock in the small hall of the town library. Please bring warm clothes, a notebook and a map of "
@@ -63,6 +60,8 @@ class _Lanes:
     @property
     def plausible(self) -> bool:
         """Whether the ratio can be true: a round costs at least a plain step."""
+        from outrider.bench.summary import PLAUSIBLE
+
         return self.ratio <= PLAUSIBLE * self.speculative.stats.acceptance_length
 
     def to_json(self) -> dict[str, object]:

@@ -21,15 +21,9 @@ EXIT_ERROR = 1
 EXIT_INTERRUPTED = 130
 
 File = Annotated[Path | None, typer.Option("--file", "-f", metavar="FILE", help="Read the prompt from a text file.")]
-Chat = Annotated[
-    bool | None,
-    typer.Option(
-        "--chat/--raw",
-        help="Through the chat template, or the text as it is. [default: --chat when the model has a template]",
-    ),
-]
 Prediction = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="Text that the answer may largely repeat: a source of drafts.")
+    Path | None,
+    typer.Option(metavar="FILE", help="Text that the answer may repeat: drafts are copied from it."),
 ]
 Compare = Annotated[bool, typer.Option("--compare", help="Also run plain: both speeds, and whether the text is equal.")]
 Logprobs = Annotated[int | None, typer.Option(metavar="N", help="Log probabilities, and those of N alternatives.")]
@@ -59,7 +53,7 @@ def generate(
     logprobs: Logprobs = None,
     json_schema: common.JsonSchema = None,
     prediction: Prediction = None,
-    chat: Chat = None,
+    chat: common.Chat = None,
     system: common.System = None,
     dtype: common.Dtype = "auto",
     threads: common.Threads = None,

@@ -30,13 +30,6 @@ Limit = Annotated[int | None, typer.Option(metavar="N", help="Take the first N p
 Category = Annotated[
     list[str] | None, typer.Option(metavar="NAME[,NAME...]", help="Take prompts of these categories only.")
 ]
-Chat = Annotated[
-    bool | None,
-    typer.Option(
-        "--chat/--raw",
-        help="Through the chat template, or the text as it is. [default: --chat when the model has a template]",
-    ),
-]
 Seed = Annotated[int, typer.Option(metavar="N", help="The seed of every answer.")]
 IgnoreEos = Annotated[bool, typer.Option("--ignore-eos", help="Go on to --max-tokens, whatever the model says.")]
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from outrider.cli import common
-from outrider.cli.measuring import Category, Chat, IgnoreEos, Limit, Prompts, Seed, Setup, answers_bar, console, facts
+from outrider.cli.measuring import Category, IgnoreEos, Limit, Prompts, Seed, Setup, answers_bar, console, facts
 
 if TYPE_CHECKING:
     from outrider.core.types import SamplingParams
@@ -46,7 +46,7 @@ def verify(
     seed: Seed = 0,
     ignore_eos: IgnoreEos = False,
     tolerance: Tolerance = None,
-    chat: Chat = None,
+    chat: common.Chat = None,
     dtype: common.Dtype = "auto",
     threads: common.Threads = None,
     offline: common.Offline = False,
