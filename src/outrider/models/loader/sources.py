@@ -115,7 +115,8 @@ def _missing_file(path: Path) -> str:
     else:
         found = sorted(entry.name for entry in folder.iterdir() if entry.is_dir() or entry.suffix in MODEL_FILES)
         close = difflib.get_close_matches(path.name, found, n=3, cutoff=0.5)
-        hint = f"close in {folder}: {', '.join(close)}" if close else f"{folder} holds nothing of a name like it"
+        where = folder.resolve()
+        hint = f"close in {where}: {', '.join(close)}" if close else f"{where} holds nothing of a name like it"
     return (
         f"no model at {str(path)[:300]!r}: no such file or folder ({hint}). Give the path of a GGUF file, of a "
         ".safetensors file or of a Hugging Face folder; outrider models list names what can be fetched"
