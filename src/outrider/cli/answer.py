@@ -61,7 +61,7 @@ class ModelChoice:
                 offline=self.offline,
                 on_trace=on_trace,
                 progress=progress,
-                on_load=print_loading if not quiet else lambda name: None,
+                on_load=None if quiet else print_loading,
             )
         if not quiet:
             print_plan(llm.plan)

@@ -98,7 +98,7 @@ class Setup:
                 max_batch=1,
                 offline=self.offline,
                 progress=progress,
-                on_load=print_loading if not quiet else lambda name: None,
+                on_load=None if quiet else print_loading,
             )
         if not quiet:
             print_plan(llm.plan)

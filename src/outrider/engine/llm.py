@@ -79,7 +79,7 @@ class LLM:
         offline: bool = False,
         on_trace: Callable[[StepTrace], None] | None = None,
         progress: Progress | None = None,
-        on_load: Callable[[str], None] = lambda name: None,
+        on_load: Callable[[str], None] | None = None,
     ) -> None:
         controller = controller_class("fixed")(k)
         names = _drafter_names(drafter, has_draft=draft_model is not None)

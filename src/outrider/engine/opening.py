@@ -23,12 +23,13 @@ def open_model(
     device: str = "cpu",
     offline: bool = False,
     progress: Progress | None = None,
-    on_load: Callable[[str], None] = lambda name: None,
+    on_load: Callable[[str], None] | None = None,
 ) -> LoadedModel:
     """Finds (fetching if need be), reads and checks a model. Raises UserError or FetchError, one line each."""
     require_device(device)
     path = resolve(name, offline=offline, progress=progress)
-    on_load(name)
+    if on_load is not None:
+        on_load(name)
     return load_model(path, name=name, dtype=dtype, device=device)
 
 
