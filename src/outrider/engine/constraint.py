@@ -9,9 +9,10 @@ import json
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 
+import numpy as np
 import torch
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
-from llguidance.torch import allocate_token_bitmask, fill_next_token_bitmask
+from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
 from torch import Tensor
 
 from outrider.errors import RequestError
@@ -65,7 +66,6 @@ class JsonConstraint:
         self._matcher = matcher
         self._vocab_size = vocab_size
         self._bitmask = allocate_token_bitmask(1, vocab_size)
-        self._bit_32 = 1 << torch.arange(32, dtype=torch.int64)
 
     def allowed(self, path: Seq[int]) -> Tensor | None:
         """bool [V]; None after a path that the grammar forbids (the target gives such a path no probability)."""
@@ -73,8 +73,8 @@ class JsonConstraint:
         mask_V = None
         if taken == len(path):
             fill_next_token_bitmask(self._matcher, self._bitmask)
-            words = self._bitmask[0].to(torch.int64)
-            mask_V = ((words[:, None] & self._bit_32) != 0).flatten()[: self._vocab_size]
+            bits_V = np.unpackbits(self._bitmask[0].view(np.uint8), bitorder="little")[: self._vocab_size]
+            mask_V = torch.from_numpy(bits_V.astype(np.bool_))
         if taken:
             self._matcher.rollback(taken)
         return mask_V
