@@ -119,38 +119,36 @@ void pack_q6_k(const std::uint8_t* raw, const Place place) {
   }
 }
 
-using PackBlock = void (*)(const std::uint8_t* raw, Place place);
-
-PackBlock packer_of(GgmlType type) {
-  switch (type) {
-    case GgmlType::kQ8_0: return pack_q8_0;
-    case GgmlType::kQ4_K:
-    case GgmlType::kQ5_K: return pack_q4_k;
-    case GgmlType::kQ6_K: return pack_q6_k;
-    default: return pack_simple;
-  }
-}
-
 struct PackTasks {
   const std::uint8_t* const* rows;
   std::uint8_t* packed;
   std::size_t n, k, panel;
   BlockShape shape;
-  PackBlock pack;
 };
 
+template <void (*Pack)(const std::uint8_t* raw, Place place)>
 void pack_panel(const void* tasks_pointer, std::size_t index) {
   const PackTasks& tasks = *static_cast<const PackTasks*>(tasks_pointer);
-  const std::size_t blocks = tasks.k / tasks.shape.inputs, block_bytes = tasks.shape.packed_bytes() * tasks.panel;
+  const BlockShape shape = tasks.shape;
+  const std::size_t blocks = tasks.k / shape.inputs, block_bytes = shape.packed_bytes() * tasks.panel;
   const std::size_t first = index * tasks.panel;
   const std::size_t columns = tasks.n - first < tasks.panel ? tasks.n - first : tasks.panel;
   std::uint8_t* out = tasks.packed + index * blocks * block_bytes;
   if (columns < tasks.panel) std::memset(out, 0, blocks * block_bytes);  // columns past n weigh nothing
   for (std::size_t b = 0; b < blocks; ++b) {
-    Place place{out + b * block_bytes, 0, tasks.panel, tasks.shape};
-    for (; place.column < columns; ++place.column) {
-      tasks.pack(tasks.rows[first + place.column] + b * tasks.shape.file_bytes, place);
+    for (std::size_t column = 0; column < columns; ++column) {
+      Pack(tasks.rows[first + column] + b * shape.file_bytes, {out + b * block_bytes, column, tasks.panel, shape});
     }
+  }
+}
+
+Task packer_of(GgmlType type) {
+  switch (type) {
+    case GgmlType::kQ8_0: return pack_panel<pack_q8_0>;
+    case GgmlType::kQ4_K:
+    case GgmlType::kQ5_K: return pack_panel<pack_q4_k>;
+    case GgmlType::kQ6_K: return pack_panel<pack_q6_k>;
+    default: return pack_panel<pack_simple>;
   }
 }
 
@@ -177,8 +175,8 @@ std::size_t panel_bytes(std::size_t k, std::size_t panel, GgmlType type) {
 
 void pack_quantised(const std::uint8_t* const* rows, std::uint8_t* packed, std::size_t n, std::size_t k, std::size_t panel,
                     GgmlType type) {
-  const PackTasks tasks{rows, packed, n, k, panel, block_shape(type), packer_of(type)};
-  run_tasks((n + panel - 1) / panel, pack_panel, &tasks);
+  const PackTasks tasks{rows, packed, n, k, panel, block_shape(type)};
+  run_tasks((n + panel - 1) / panel, packer_of(type), &tasks);
 }
 
 }  // namespace outrider

@@ -49,7 +49,7 @@ class PackedLinear:
             return
         panels = -(-self.out_features // level.panel)
         size = panels * level.panel * self.in_features * dtype.itemsize
-        self._weight = (room or Room(size)).take(size).view(dtype)
+        self._weight = (room.take(size) if room else torch.empty(size, dtype=torch.uint8)).view(dtype)
         self._weight_at = self._weight.data_ptr()
         self._code = DTYPE_CODE[self.dtype]
         self._pack(level, chunks)

@@ -72,7 +72,7 @@ class QuantisedLinear:
             return
         self._number = ggml.FORMATS[kind].number
         size = self._level.quant_bytes(self.out_features, self.in_features, self._number)
-        self._store = (room or Room(size)).take(size)
+        self._store = room.take(size) if room else torch.empty(size, dtype=torch.uint8)
         self._store_at = self._store.data_ptr()
         rows_N = torch.cat([source.addresses() for source in sources])
         self._level.quant_pack_rows(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import mmap
+
 import torch
 from torch import Tensor
 
@@ -25,7 +28,17 @@ class Room:
         """uint8 [nbytes], uninitialised, at a multiple of 64."""
         rounded = -(-nbytes // ALIGNMENT) * ALIGNMENT
         if rounded > len(self._rest):
-            block = torch.empty(max(rounded, self._block_bytes) + LARGE_PAGE, dtype=torch.uint8)
+            block = _block(max(rounded, self._block_bytes) + LARGE_PAGE)
             self._rest = block[-block.data_ptr() % LARGE_PAGE :]
         taken, self._rest = self._rest[:nbytes], self._rest[rounded:]
         return taken
+
+
+def _block(nbytes: int) -> Tensor:
+    """Asks for large pages as a whole: the system decides when a page is first touched."""
+    if not hasattr(mmap, "MADV_HUGEPAGE"):
+        return torch.empty(nbytes, dtype=torch.uint8)
+    memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with contextlib.suppress(OSError):  # a system without large pages
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=torch.uint8)
