@@ -31,7 +31,11 @@ print(json.dumps({
     "why": kernels.why(), "sum": float(out.sum()), "calls": sum(kernels.fast_calls().values()),
 }))
 """
-COMPILERS = {"none": "/nonexistent/c++", "broken": shutil.which("false") or "/bin/false"}
+LACKING = {
+    "a compiler": {"CXX": "/nonexistent/c++"},
+    "a compiler that works": {"CXX": shutil.which("false") or "/bin/false"},
+    "Python's headers": {"CMAKE_ARGS": "-DPython_INCLUDE_DIR=/nonexistent"},
+}
 
 
 def pip(*args: str | Path, **env: str) -> None:
@@ -153,13 +157,13 @@ def test_the_wheel_runs_where_no_compiler_is(wheel: Path, tmp_path: Path, tiny: 
     assert len(answer["token_ids"]) == 24
 
 
-@pytest.mark.parametrize("compiler", COMPILERS)
-def test_an_install_without_a_compiler_runs_on_torch_and_says_so(compiler: str, tmp_path: Path, tiny: Path) -> None:
+@pytest.mark.parametrize("lacking", LACKING)
+def test_an_install_that_cannot_compile_runs_on_torch_and_says_so(lacking: str, tmp_path: Path, tiny: Path) -> None:
     machine = Machine(tmp_path / "venv")
-    machine.install(ROOT, CXX=COMPILERS[compiler])
+    machine.install(ROOT, **LACKING[lacking])
     state = machine.state()
     assert (state["available"], state["level"], state["calls"]) == (False, "torch", 0)
-    for part in ("torch", "was not built", "no C++ compiler", "reinstall outrider with a compiler"):
+    for part in ("torch", "was not built", "no C++ compiler or Python headers", "reinstall outrider with a compiler"):
         assert part in state["why"]
     answer = machine.answer(tiny)
     plan = {line["field"]: line for line in answer["plan"]}
