@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from outrider.core.types import SamplingParams, Sequence
-from outrider.core.warp import RowContext, Rows, warp
+from outrider.core.warp import RowContext, Rows, distribution, warp
 
 LOGITS = [1.0, 3.0, 2.0, 3.0]
 
@@ -193,3 +193,61 @@ def test_float32_logits_are_processed_in_float64() -> None:
     logits = [0.1, 0.2, 0.3, 0.7]
     widened = torch.tensor(logits, dtype=torch.float32).to(torch.float64).tolist()
     assert law(SamplingParams(0.3), logits, dtype=torch.float32) == law(SamplingParams(0.3), widened)
+
+
+def plainly(logits_V: torch.Tensor, params: SamplingParams) -> torch.Tensor:
+    """top-k, top-p and min-p as they are defined: on a sorted vocabulary."""
+    weight_V, order_V = torch.softmax(logits_V.to(torch.float64) / params.temperature, 0).sort(
+        descending=True, stable=True
+    )
+    weight_V[params.top_k or len(weight_V) :] = 0.0
+    weight_V /= weight_V.sum()
+    if params.top_p < 1:
+        weight_V[weight_V.cumsum(0) - weight_V >= params.top_p] = 0.0
+    weight_V[weight_V < params.min_p * weight_V[0]] = 0.0
+    p_V = torch.zeros_like(weight_V)
+    p_V[order_V] = weight_V / weight_V.sum()
+    return p_V
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("vocab_size", [100, 5000, 30_011])
+@pytest.mark.parametrize("slope", [0.0, 0.3, 1.0, 1.6, 4.0])
+def test_selection_equals_sorting_the_vocabulary(slope: float, vocab_size: int, dtype: torch.dtype) -> None:
+    """From flat rows, which need a look at every token, to steep ones; with ties, and with forbidden tokens."""
+    generator = torch.Generator().manual_seed(vocab_size)
+    rank_V = torch.randperm(vocab_size, generator=generator) + 1.0
+    smooth_V = (-slope * rank_V.log() + 0.05 * torch.randn(vocab_size, generator=generator)).to(dtype)
+    for logits_V in (smooth_V, (4 * smooth_V).round() / 4, smooth_V.masked_fill(rank_V % 3 == 0, -math.inf)):
+        for params in (
+            SamplingParams(1.0, top_p=0.95),
+            SamplingParams(1.5, top_p=0.6),
+            SamplingParams(0.7, top_p=0.999, min_p=0.01),
+            SamplingParams(1.0, top_k=50, top_p=0.9),
+            SamplingParams(1.0, top_k=3000, top_p=0.99),
+            SamplingParams(1.0, min_p=0.02),
+            SamplingParams(0.5),
+        ):
+            got_V, expected_V = distribution(logits_V, params).to_dense(), plainly(logits_V, params)
+            assert torch.equal(got_V > 0, expected_V > 0), params
+            assert torch.allclose(got_V, expected_V, rtol=1e-12, atol=0.0), params
+            assert abs(float(got_V.sum()) - 1.0) < 1e-12
+
+
+def test_top_p_is_exact_where_float32_is_not() -> None:
+    """The sum ends at the border token to within 1e-9, either side: a float32 sum cannot tell."""
+    tail_V = torch.rand(20_000, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    p_V = torch.cat([torch.tensor([0.3, 0.25, 0.2], dtype=torch.float64), 0.25 * tail_V / tail_V.sum()])
+    for top_p, kept in ((0.75 - 1e-9, 3), (0.75 + 1e-9, 4)):
+        assert distribution(p_V.log(), SamplingParams(1.0, top_p=top_p)).weight_S.numel() == kept
+
+
+def test_a_row_does_not_change_when_its_sequence_goes_on() -> None:
+    """Rows are made when asked for; what they depend on is what it was when the pass was made."""
+    seq = Sequence(0, [0], SamplingParams(1.0, frequency_penalty=1.0, top_p=0.9), seed=0)
+    logits_MV = torch.tensor([LOGITS])
+    early, late = (warp(logits_MV, [RowContext(seq)]) for _ in range(2))
+    before = early[0]
+    seq.tokens += [1, 1, 1]
+    assert late[0] == before
+    assert late[0] is late[0]

@@ -26,8 +26,8 @@ def is_chain(parents: Seq[int]) -> bool:
 
 def visible(parents: Seq[int]) -> Tensor:
     """[m, m] bool: whether row i sees row j, that is, j is i or an ancestor of i."""
-    visible_mm = torch.eye(len(parents), dtype=torch.bool)
+    rows: list[bytearray] = []
     for i, parent in enumerate(parents):
-        if parent >= 0:
-            visible_mm[i] |= visible_mm[parent]
-    return visible_mm
+        rows.append(bytearray(len(parents)) if parent < 0 else rows[parent].copy())
+        rows[i][i] = True
+    return torch.frombuffer(bytearray().join(rows), dtype=torch.bool).view(len(parents), len(parents))

@@ -11,8 +11,9 @@ Every processor is a pure function of (logits, the tokens before the row), and e
 context: committed tokens plus the draft tokens on its path.
 
 What it costs. Logits are read once for the largest of each block of BLOCK; greedy rows and all selections start from
-those. A distribution is made when a rule first asks for it, from the few tokens that its processors can keep; only
-top-p and an unrestricted row need an exponential for every token. Nothing sorts the vocabulary.
+those. A distribution is made when a rule first asks for it, and holds the tokens that its processors keep. Only a row
+without any of them needs a float64 exponential for every token; top-p mostly does with bounds on their sum. Nothing
+sorts the vocabulary.
 
 Shapes: M rows, V vocabulary, b blocks, S tokens kept.
 """
@@ -21,6 +22,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
@@ -31,12 +33,16 @@ from outrider.core.row import Row
 from outrider.core.types import SamplingParams, Sequence
 
 BLOCK = 64
-NEAR = 8.0
-"""Where top-p looks first: tokens less than e^8 times as unlikely as the likeliest."""
-ROUNDING = 1e-6
-"""Bounds on logits are widened by this share, more than float32 rounds off; float64 weights decide."""
+NEAR = 128
+"""Top-p looks at the likeliest tokens first: those of this many blocks."""
 SORTED = 1024
 """Sorting this many costs less than another look at them."""
+SAMPLED = 256
+"""Tokens whose median halves the rest."""
+ROUNDING = 1e-6
+"""Bounds on logits are widened by this share, more than float32 rounds off; float64 weights decide."""
+FLOAT32_ERROR = 1e-5
+"""More than the relative error of a sum of float32 exponentials: exp(x) is off by |x| 2^-23 at most, |x| < 88."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +104,7 @@ def distribution(logits_V: Tensor, params: SamplingParams) -> Row:
 def block_maxima(logits_MV: Tensor) -> Tensor:
     """[M, b] The largest logit of each BLOCK neighbours; NaN where one of them is."""
     blocks, rest = divmod(logits_MV.shape[1], BLOCK)
-    highest_Mb = logits_MV[:, : blocks * BLOCK].reshape(len(logits_MV), blocks, BLOCK).amax(2)
+    highest_Mb = logits_MV[:, : blocks * BLOCK].view(len(logits_MV), blocks, BLOCK).amax(2)
     return torch.cat([highest_Mb, logits_MV[:, -rest:].amax(1, keepdim=True)], dim=1) if rest else highest_Mb
 
 
@@ -107,12 +113,12 @@ def block_maxima(logits_MV: Tensor) -> Tensor:
 
 def _edited(logits_MV: Tensor, contexts: Seq[RowContext]) -> Tensor:
     """Penalties, biases and bans; `logits_MV` itself where there are none."""
-    edits = {id(context.seq): _Edits(context.seq) for context in contexts}
+    edits = {seq: _Edits(seq) for seq in dict.fromkeys(context.seq for context in contexts)}
     if not any(edit.any for edit in edits.values()):
         return logits_MV
     edited_MV = logits_MV.clone()
     for m, context in enumerate(contexts):
-        edits[id(context.seq)].apply(edited_MV[m], context.path)
+        edits[context.seq].apply(edited_MV[m], context.path)
     return edited_MV
 
 
@@ -129,6 +135,8 @@ class _Edits:
             self.times.update(seq.tokens[seq.prompt_len :])
         if repeats:
             self.times.update(dict.fromkeys(seq.tokens[: seq.prompt_len], 0))
+        self.token_T = torch.tensor(list(self.times), dtype=torch.int64)
+        self.times_T = torch.tensor(list(self.times.values()), dtype=torch.int64)
 
     def apply(self, logits_V: Tensor, path: tuple[int, ...]) -> None:
         """In place."""
@@ -150,18 +158,16 @@ class _Edits:
     def _penalise(self, logits_V: Tensor, path: tuple[int, ...]) -> None:
         """Repetition penalty over all tokens, presence and frequency penalties over output tokens, path included."""
         on_path = Counter(path)
-        path_T, before_T = list(on_path), logits_V[list(on_path)]
-        if self.times:
-            text_T = list(self.times)
-            logits_V[text_T] = self._penalised(logits_V[text_T], list(self.times.values()))
-        if on_path:
-            times = [self.times[token] + count for token, count in on_path.items()]
-            logits_V[path_T] = self._penalised(before_T, times)
+        path_T = torch.tensor(list(on_path), dtype=torch.int64)
+        before_T = logits_V[path_T]
+        logits_V[self.token_T] = self._penalised(logits_V[self.token_T], self.times_T)
+        times_T = torch.tensor([self.times[token] + count for token, count in on_path.items()], dtype=torch.int64)
+        logits_V[path_T] = self._penalised(before_T, times_T)
 
-    def _penalised(self, logits_T: Tensor, times: list[int]) -> Tensor:
+    def _penalised(self, logits_T: Tensor, times_T: Tensor) -> Tensor:
         """The logits of tokens that the text holds, `times` times in its output."""
         params, factor = self.seq.params, self.seq.params.repetition_penalty
-        times_T = torch.tensor(times, dtype=logits_T.dtype, device=logits_T.device)
+        times_T = times_T.to(logits_T)
         if factor != 1:
             logits_T = torch.where(logits_T > 0, logits_T / factor, logits_T * factor)
         penalty_T = params.presence_penalty + params.frequency_penalty * times_T
@@ -189,22 +195,20 @@ class Processed:
     def distribution(self) -> Row:
         """softmax(logits / T) over what top-k, top-p and min-p keep."""
         params, size = self.params, self.logits_V.numel()
-        goal = math.inf
         if 0 < params.top_k < size:
             token_S = self._first(params.top_k)
             weight_S = self._weights(token_S)
-            goal = params.top_p * float(weight_S.sum())
+            if params.top_p < 1:
+                kept_S = _nucleus(weight_S, params.top_p * float(weight_S.sum()))
+                token_S, weight_S = token_S[kept_S], weight_S[kept_S]
         elif params.top_p < 1:
-            token_S, weight_S, goal = self._around_nucleus()
+            token_S, weight_S = self._first_with_mass(params.top_p)
         elif params.min_p > 0:
-            token_S = self._within(-math.log(params.min_p))
+            token_S = self._tokens(self.highest_b >= self._floor(-math.log(params.min_p)))
             weight_S = self._weights(token_S)
         else:
             weight_V = self._weights()
             return Row(size, weight_V.div_(weight_V.sum()))
-        if params.top_p < 1:
-            kept_S = _nucleus(weight_S, goal)
-            token_S, weight_S = token_S[kept_S], weight_S[kept_S]
         if params.min_p > 0:
             kept_S = weight_S >= params.min_p
             token_S, weight_S = token_S[kept_S], weight_S[kept_S]
@@ -214,27 +218,24 @@ class Processed:
         """exp((logit - top) / T) of these tokens (None: of all), float64."""
         logits_S = self.logits_V if token_S is None else self.logits_V[token_S]
         weight_S = logits_S.to(torch.float64, copy=True)
-        weight_S -= self.top
-        weight_S /= self.params.temperature
-        return weight_S.exp_()
+        return weight_S.sub_(self.top).div_(self.params.temperature).exp_()
 
-    def _within(self, reach: float) -> Tensor:
-        """The tokens of a weight above e^-reach, ascending; a few just below it may be among them."""
+    def _floor(self, reach: float) -> float:
+        """No token with a smaller logit has a weight of e^-reach or more."""
         floor = self.top - self.params.temperature * reach
-        return self._above(floor - ROUNDING * max(1.0, abs(self.top), abs(floor)))
+        return floor - ROUNDING * max(1.0, abs(self.top), abs(floor))
 
-    def _above(self, floor: float) -> Tensor:
-        """The tokens with logits >= floor that are not impossible, ascending."""
-        floor = max(floor, torch.finfo(self.logits_V.dtype).min)
-        start_b = (self.highest_b >= floor).nonzero() * BLOCK
+    def _tokens(self, chosen_b: Tensor) -> Tensor:
+        """The tokens of these blocks, ascending."""
+        start_b = chosen_b.nonzero() * BLOCK
         token_S = (start_b + torch.arange(BLOCK, device=start_b.device)).flatten()
-        token_S = token_S[: token_S.numel() - max(0, int(start_b[-1]) + BLOCK - self.logits_V.numel())]
-        return token_S[self.logits_V[token_S] >= floor]
+        beyond = int(start_b[-1]) + BLOCK - self.logits_V.numel()
+        return token_S[:-beyond] if beyond > 0 else token_S
 
     def _first(self, k: int) -> Tensor:
         """The k likeliest tokens (fewer if no more are possible), ascending; equals rank by index."""
         floor = float(self.highest_b.topk(k).values[-1]) if k <= self.highest_b.numel() else -math.inf
-        token_S = self._above(floor)
+        token_S = self._tokens(self.highest_b >= max(floor, torch.finfo(self.logits_V.dtype).min))
         logits_S = self.logits_V[token_S]
         threshold = logits_S.topk(min(k, token_S.numel())).values[-1]
         kept_S = logits_S > threshold
@@ -242,40 +243,71 @@ class Processed:
         kept_S[at_border] = True
         return token_S[kept_S]
 
-    def _around_nucleus(self) -> tuple[Tensor, Tensor, float]:
-        """Tokens that hold the nucleus, their weights, and the weight that it has to reach."""
-        total = float(self._weights().sum())
-        goal = self.params.top_p * total
-        # Tokens lighter than this weigh less than what may be missing, even all together.
-        surely = math.log(self.logits_V.numel() / (total - goal))
-        for reach in (NEAR, surely):
-            token_S = self._within(min(reach, surely))
-            weight_S = self._weights(token_S)
-            if float(weight_S.sum()) >= goal:
+    def _first_with_mass(self, top_p: float) -> tuple[Tensor, Tensor]:
+        """The smallest set of likeliest tokens with probability >= top_p, ascending, and their weights.
+
+        The set is cut from a ranking of the likeliest tokens, with the weight of all tokens known between bounds: the
+        cut stands when it is the same for both.
+        """
+        token_S, weight_S, near, far = self._likeliest()
+        total_S = weight_S.cumsum(0)
+        for least, most in self._weight_of_all(near, far):
+            count = int(torch.searchsorted(total_S, top_p * least)) + 1
+            if count > total_S.numel():
                 break
-        return token_S, weight_S, goal
+            if float(total_S[count - 1]) >= top_p * most:
+                token_S, order_S = token_S[:count].sort()
+                return token_S, weight_S[order_S]
+        weight_V = self._weights()
+        token_S = _nucleus(weight_V, top_p * float(weight_V.sum())).nonzero().flatten()
+        return token_S, weight_V[token_S]
+
+    def _likeliest(self) -> tuple[Tensor, Tensor, float, float]:
+        """All tokens down to the maximum of the NEAR-th block, ranked, and their weights.
+
+        Also the weight of all tokens in these blocks, and a bound on that of the tokens in other blocks.
+        """
+        largest = self.highest_b.topk(min(NEAR, self.highest_b.numel()))
+        floor = max(float(largest.values[-1]), torch.finfo(self.logits_V.dtype).min)
+        near_b = self.highest_b >= floor
+        token_T = self._tokens(near_b)
+        weight_T = self._weights(token_T)
+        far_b = self.highest_b.to(torch.float64).sub_(self.top).div_(self.params.temperature).exp_()
+        ranked = (self.logits_V[token_T] >= floor).nonzero().flatten()
+        weight_S, order_S = weight_T[ranked].sort(descending=True, stable=True)
+        far = BLOCK * float(far_b.masked_fill_(near_b, 0.0).sum())
+        return token_T[ranked[order_S]], weight_S, float(weight_T.sum()), far
+
+    def _weight_of_all(self, near: float, far: float) -> Iterator[tuple[float, float]]:
+        """Bounds on the sum of all weights, each pair closer and dearer than the one before; the last is the sum."""
+        yield near, near + far
+        rough = (self.logits_V - self.top).to(torch.float32).div_(self.params.temperature).exp_().sum()
+        yield float(rough) * (1 - FLOAT32_ERROR), float(rough) * (1 + FLOAT32_ERROR)
+        exact = float(self._weights().sum())
+        yield exact, exact
 
 
 def _nucleus(weight_S: Tensor, goal: float) -> Tensor:
     """bool [S]: the smallest set of the largest weights whose sum reaches `goal`; equals rank by index.
 
-    Where there are many, the place where the sum is reached is first narrowed down by halves of the weights' range.
+    Where there are many, the weight at which the sum is reached is first narrowed down: comparing with the median of a
+    sample settles about half of what is still open (quickselect, Hoare 1961, with weights).
     """
     kept_S = torch.zeros(weight_S.shape, dtype=torch.bool, device=weight_S.device)
-    open_T, taken = torch.arange(weight_S.numel(), device=weight_S.device), 0.0
-    while open_T.numel() > SORTED:
-        weight_T = weight_S[open_T]
-        useless = (taken + float(weight_T.sum()) - goal) / open_T.numel()
-        pivot = math.sqrt(max(useless, float(weight_T.min())) * float(weight_T.max()))
-        upper_T = weight_T > pivot
-        upper = float(weight_T[upper_T].sum())
-        if not 0 < int(upper_T.sum()) < open_T.numel():
+    index_T, weight_T, taken = torch.arange(weight_S.numel(), device=weight_S.device), weight_S, 0.0
+    while index_T.numel() > SORTED:
+        # Tokens of less than this are not needed: all of them together weigh less than what may be left out.
+        needless = (taken + float(weight_T.sum()) - goal) / index_T.numel()
+        pivot = max(needless, float(weight_T[:: index_T.numel() // SAMPLED].median()))
+        upper_T = (weight_T > pivot).nonzero().flatten()
+        upper, open_T = float(weight_T[upper_T].sum()), upper_T
+        if taken + upper < goal:
+            kept_S[index_T[upper_T]] = True
+            taken += upper
+            open_T = ((weight_T <= pivot) & (weight_T >= needless)).nonzero().flatten()
+        if open_T.numel() == index_T.numel():
             break
-        if taken + upper >= goal:
-            open_T = open_T[upper_T]
-        else:
-            kept_S[open_T[upper_T]] = True
-            open_T, taken = open_T[~upper_T], taken + upper
-    sorted_T, order_T = weight_S[open_T].sort(descending=True, stable=True)
-    kept_S[open_T[order_T[taken + sorted_T.cumsum(0) - sorted_T < goal]]] = True
+        index_T, weight_T = index_T[open_T], weight_T[open_T]
+    sorted_T, order_T = weight_T.sort(descending=True, stable=True)
+    kept_S[index_T[order_T[taken + sorted_T.cumsum(0) - sorted_T < goal]]] = True
     return kept_S

@@ -186,7 +186,7 @@ class DraftModelDrafter:
         else:
             q = p[n]
             token = self._draw(run, q, rng)
-            peak, probability = q[q.likeliest()], q[token]
+            peak, probability = float(q.weight_S.max()), q[token]
         run.tokens.append(token)
         run.confidence.append(peak * (run.confidence[-1] if run.confidence else 1.0))
         run.done = len(run.tokens) == run.limit or probability < self.min_confidence or token in seq.stop_ids
