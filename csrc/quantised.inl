@@ -8,9 +8,10 @@ constexpr std::size_t kQuantRows = 6;          // rows that share an unpacked co
 constexpr std::size_t kQuantStreamBlocks = 3;  // blocks of rows up to which weights come from memory
 constexpr std::size_t kQuantCacheBlocks = 16;  // blocks whose activations stay in the cache
 constexpr std::size_t kQuantGroupPanels = 16;
+constexpr std::size_t kTilePanels = 2;         // panels that share a spread activation
 constexpr std::size_t kQuantTaskWeights = 32768;
 constexpr std::size_t kQuantAhead = 1536;      // bytes
-constexpr std::size_t kQuantiseGroups = 64;    // of a task
+constexpr std::size_t kQuantiseGroups = 256;   // of a task
 constexpr std::size_t kVectorBytes = 4 * Vec::kLanes;
 
 // Activations of a block of R <= kQuantRows rows, group by group of 32 inputs: codes [group][row][32] in [-127, 127],
@@ -64,32 +65,46 @@ struct EightBits {
   static constexpr int kFlush = 0;  // see byte_dots
 };
 
+// A tile is R rows of kTilePanels panels: a code is unpacked once for the rows, and an activation spread over the lanes once
+// for the panels, which are `step` bytes apart. What follows must be inlined: a call would send all sums through memory.
+#define OUTRIDER_INLINE __attribute__((always_inline)) inline
+
+template <class T, int R>
+using Tile = T[R][kTilePanels];
+
 template <class Code, int R, int Quad>
-inline void add_quad(const std::uint8_t* codes, const std::int8_t* x, Vec::A* sums) {
-  const Vec::B weights = Code::template quad<Quad>(codes);
-  for (int r = 0; r < R; ++r) sums[r] = Vec::dot(sums[r], weights, Vec::quad(x + 32 * r + 4 * Quad));
+OUTRIDER_INLINE void add_quad(const std::uint8_t* codes, std::size_t step, const std::int8_t* x, Tile<Vec::A, R>& sums) {
+  Vec::B weights[kTilePanels];
+  for (std::size_t p = 0; p < kTilePanels; ++p) weights[p] = Code::template quad<Quad>(codes + p * step);
+  for (int r = 0; r < R; ++r) {
+    const Vec::B value = Vec::quad(x + 32 * r + 4 * Quad);
+    for (std::size_t p = 0; p < kTilePanels; ++p) sums[r][p] = Vec::dot(sums[r][p], weights[p], value);
+  }
 }
 
 template <class Code, int R, int Quad, int Count>
-inline void add_quads(const std::uint8_t* codes, const std::int8_t* x, Vec::A* sums) {
-  add_quad<Code, R, Quad>(codes, x, sums);
-  if constexpr (Count > 1) add_quads<Code, R, Quad + 1, Count - 1>(codes, x, sums);
+OUTRIDER_INLINE void add_quads(const std::uint8_t* codes, std::size_t step, const std::int8_t* x, Tile<Vec::A, R>& sums) {
+  add_quad<Code, R, Quad>(codes, step, x, sums);
+  if constexpr (Count > 1) add_quads<Code, R, Quad + 1, Count - 1>(codes, step, x, sums);
 }
 
-// Products of quads [Quad, Quad + Count).
-template <class Code, int R, int Quad, int Count>
-inline void dots(const std::uint8_t* codes, const std::int8_t* x, Vec::I* total) {
+// Adds the products of quads [Quad, Quad + Count); First: `total` holds nothing yet.
+template <class Code, int R, int Quad, int Count, bool First = true>
+OUTRIDER_INLINE void dots(const std::uint8_t* codes, std::size_t step, const std::int8_t* x, Tile<Vec::I, R>& total) {
   constexpr int now = Count < Code::kFlush ? Count : Code::kFlush;
-  Vec::A sums[R];
-  for (int r = 0; r < R; ++r) sums[r] = Vec::no_dots();
-  add_quads<Code, R, Quad, now>(codes, x, sums);
-  for (int r = 0; r < R; ++r) total[r] = Vec::plus(total[r], Vec::emptied(sums[r]));
-  if constexpr (Count > now) dots<Code, R, Quad + now, Count - now>(codes, x, total);
+  Tile<Vec::A, R> sums;
+  for (int r = 0; r < R; ++r)
+    for (std::size_t p = 0; p < kTilePanels; ++p) sums[r][p] = Vec::no_dots();
+  add_quads<Code, R, Quad, now>(codes, step, x, sums);
+  for (int r = 0; r < R; ++r)
+    for (std::size_t p = 0; p < kTilePanels; ++p)
+      total[r][p] = First ? Vec::emptied(sums[r][p]) : Vec::plus(total[r][p], Vec::emptied(sums[r][p]));
+  if constexpr (Count > now) dots<Code, R, Quad + now, Count - now, false>(codes, step, x, total);
 }
 
-// Eight-bit codes are two nibbles where the accumulator is narrow.
+// Eight-bit codes of one panel: two nibbles where the accumulator is narrow, which leaves no registers for a second panel.
 template <int R>
-inline void byte_dots(const std::uint8_t* codes, const std::int8_t* x, Vec::I* total) {
+OUTRIDER_INLINE void byte_dots(const std::uint8_t* codes, const std::int8_t* x, std::size_t p, Tile<Vec::I, R>& total) {
   Vec::A low[R], high[R];
   for (int r = 0; r < R; ++r) low[r] = high[r] = Vec::no_dots();
   for (int quad = 0; quad < 8; ++quad) {
@@ -105,8 +120,8 @@ inline void byte_dots(const std::uint8_t* codes, const std::int8_t* x, Vec::I* t
     }
   }
   for (int r = 0; r < R; ++r) {
-    total[r] = Vec::plus(total[r], Vec::emptied(low[r]));
-    if (!Vec::kWideDots) total[r] = Vec::plus(total[r], Vec::times_sixteen(Vec::emptied(high[r])));
+    total[r][p] = Vec::emptied(low[r]);
+    if (!Vec::kWideDots) total[r][p] = Vec::plus(total[r][p], Vec::times_sixteen(Vec::emptied(high[r])));
   }
 }
 
@@ -153,56 +168,72 @@ struct NestedHalfScales {
 };
 
 template <class Code, class Scale, int R, int Part>
-inline void add_part(const Scale& scales, const std::uint8_t* group, const Activations& x, std::size_t g, Vec::F* sum) {
+OUTRIDER_INLINE void add_part(const Scale (&scales)[kTilePanels], const std::uint8_t* group, std::size_t step,
+                              const Activations& x, std::size_t g, Tile<Vec::F, R>& sum) {
   constexpr int quads = 8 / Scale::kParts;
   const std::uint8_t* codes = group + Scale::kGroupBytes;
-  Vec::I total[R];
-  for (int r = 0; r < R; ++r) total[r] = Vec::whole(0);
+  const std::int8_t* values = x.codes + 32 * R * g;
+  Tile<Vec::I, R> total;
   if constexpr (Code::kFlush == 0) {
-    byte_dots<R>(codes, x.codes + 32 * R * g, total);
+    for (std::size_t p = 0; p < kTilePanels; ++p) byte_dots<R>(codes + p * step, values, p, total);
   } else {
-    dots<Code, R, Part * quads, quads>(codes, x.codes + 32 * R * g, total);
+    dots<Code, R, Part * quads, quads>(codes, step, values, total);
   }
-  const Vec::F scale = scales.scale(group, Part);
+  Vec::F scale[kTilePanels];
+  for (std::size_t p = 0; p < kTilePanels; ++p) scale[p] = scales[p].scale(group + p * step, Part);
   const std::int32_t* zeros = Scale::kParts == 1 ? x.zero_sums + R * g : x.zero_half_sums + R * (2 * g + Part);
-  for (int r = 0; r < R; ++r) {
-    if (Scale::kZero) total[r] = Vec::minus(total[r], Vec::whole(zeros[r]));
-    sum[r] = Vec::fma(Vec::floats(total[r]), scale * Vec::all(x.scales[R * g + r]), sum[r]);
-  }
-  if constexpr (Part + 1 < Scale::kParts) add_part<Code, Scale, R, Part + 1>(scales, group, x, g, sum);
+  for (int r = 0; r < R; ++r)
+    for (std::size_t p = 0; p < kTilePanels; ++p) {
+      if (Scale::kZero) total[r][p] = Vec::minus(total[r][p], Vec::whole(zeros[r]));
+      sum[r][p] = Vec::fma(Vec::floats(total[r][p]), scale[p] * Vec::all(x.scales[R * g + r]), sum[r][p]);
+    }
+  if constexpr (Part + 1 < Scale::kParts) add_part<Code, Scale, R, Part + 1>(scales, group, step, x, g, sum);
 }
 
-// R rows of one panel: out[r * kLanes ..] = the panel's columns.
+template <class Scale, int R>
+OUTRIDER_INLINE void add_offsets(const Scale (&scales)[kTilePanels], const std::uint8_t* group, std::size_t step,
+                                 const Activations& x, std::size_t g, Tile<Vec::F, R>& sum) {
+  for (std::size_t p = 0; p < kTilePanels; ++p) {
+    const Vec::F offset = scales[p].offset(group + p * step);
+    for (int r = 0; r < R; ++r) sum[r][p] = Vec::fma(offset, Vec::all(x.scaled_sums[R * g + r]), sum[r][p]);
+  }
+}
+
+// out[(r * kTilePanels + p) * kLanes ..] = the columns of panel p.
 template <class Code, class Scale, int R>
-void quant_tile(const std::uint8_t* w, const Activations& activations, std::size_t groups, std::size_t ahead, float* out) {
+void quant_tile(const std::uint8_t* w, std::size_t step, const Activations& activations, std::size_t groups, std::size_t ahead,
+                float* out) {
+  static_assert(kTilePanels == 2, "two heads are read below");
   const Activations x = activations;
-  Vec::F sum[R];
-  for (int r = 0; r < R; ++r) sum[r] = Vec::all(0.0f);
+  Tile<Vec::F, R> sum;
+  for (int r = 0; r < R; ++r)
+    for (std::size_t p = 0; p < kTilePanels; ++p) sum[r][p] = Vec::all(0.0f);
   for (std::size_t g = 0; g < groups;) {
-    const Scale scales(w);
+    const Scale scales[kTilePanels] = {Scale(w), Scale(w + step)};
     w += Scale::kHeadBytes;
     for (std::size_t inner = 0; inner < Scale::kGroups; ++inner, ++g) {
-      for (std::size_t line = 0; line < Scale::kGroupBytes + Code::kBytes; line += 64) __builtin_prefetch(w + ahead + line);
-      add_part<Code, Scale, R, 0>(scales, w, x, g, sum);
-      if (Scale::kOffset) {
-        const Vec::F offset = scales.offset(w);
-        for (int r = 0; r < R; ++r) sum[r] = Vec::fma(offset, Vec::all(x.scaled_sums[R * g + r]), sum[r]);
-      }
+      for (std::size_t p = 0; p < kTilePanels; ++p)
+        for (std::size_t line = 0; line < Scale::kGroupBytes + Code::kBytes; line += 64)
+          __builtin_prefetch(w + p * step + ahead + line);
+      add_part<Code, Scale, R, 0>(scales, w, step, x, g, sum);
+      if (Scale::kOffset) add_offsets<Scale, R>(scales, w, step, x, g, sum);
       w += Scale::kGroupBytes + Code::kBytes;
     }
   }
-  for (int r = 0; r < R; ++r) Vec::store(out + r * Vec::kLanes, sum[r]);
+  for (int r = 0; r < R; ++r)
+    for (std::size_t p = 0; p < kTilePanels; ++p) Vec::store(out + (r * kTilePanels + p) * Vec::kLanes, sum[r][p]);
 }
 
 template <class Code, class Scale>
-void quant_tile_of(std::size_t rows, const std::uint8_t* w, const Activations& x, std::size_t groups, std::size_t ahead, float* out) {
+void quant_tile_of(std::size_t rows, const std::uint8_t* w, std::size_t step, const Activations& x, std::size_t groups,
+                   std::size_t ahead, float* out) {
   switch (rows) {
-    case 1: return quant_tile<Code, Scale, 1>(w, x, groups, ahead, out);
-    case 2: return quant_tile<Code, Scale, 2>(w, x, groups, ahead, out);
-    case 3: return quant_tile<Code, Scale, 3>(w, x, groups, ahead, out);
-    case 4: return quant_tile<Code, Scale, 4>(w, x, groups, ahead, out);
-    case 5: return quant_tile<Code, Scale, 5>(w, x, groups, ahead, out);
-    default: return quant_tile<Code, Scale, 6>(w, x, groups, ahead, out);
+    case 1: return quant_tile<Code, Scale, 1>(w, step, x, groups, ahead, out);
+    case 2: return quant_tile<Code, Scale, 2>(w, step, x, groups, ahead, out);
+    case 3: return quant_tile<Code, Scale, 3>(w, step, x, groups, ahead, out);
+    case 4: return quant_tile<Code, Scale, 4>(w, step, x, groups, ahead, out);
+    case 5: return quant_tile<Code, Scale, 5>(w, step, x, groups, ahead, out);
+    default: return quant_tile<Code, Scale, 6>(w, step, x, groups, ahead, out);
   }
 }
 
@@ -221,21 +252,27 @@ struct QuantTasks {
   const QuantLinearJob& job;
   Activations x;
   std::size_t panels, each;
-  void (*tile_of)(std::size_t, const std::uint8_t*, const Activations&, std::size_t, std::size_t, float*);
+  void (*tile_of)(std::size_t, const std::uint8_t*, std::size_t, const Activations&, std::size_t, std::size_t, float*);
 };
 
+// The tile that begins at `panel`. Where no second panel follows, the tile is the last two and the first of them is left
+// out; the only panel of a matrix is both.
 void quant_panel_block(const QuantTasks& tasks, std::size_t panel, std::size_t block, std::size_t ahead) {
   const QuantLinearJob& job = tasks.job;
   const Rows rows = block_rows(job.rows, block);
-  const std::size_t groups = job.k / 32, done = rows.first * groups, column = panel * Vec::kLanes;
-  const std::size_t columns = job.n - column < Vec::kLanes ? job.n - column : Vec::kLanes;
+  const std::size_t groups = job.k / 32, done = rows.first * groups;
   const Activations x{tasks.x.codes + 32 * done, tasks.x.scales + done, tasks.x.scaled_sums + done, tasks.x.zero_sums + done,
                       tasks.x.zero_half_sums + 2 * done};
-  alignas(64) float out[kQuantRows * Vec::kLanes];
-  tasks.tile_of(rows.count, job.packed + panel * job.panel_bytes, x, groups, ahead, out);
+  const std::size_t extra = panel > 0 && panel + kTilePanels > tasks.panels ? 1 : 0;
+  const std::size_t step = tasks.panels < kTilePanels ? 0 : job.panel_bytes, width = kTilePanels * Vec::kLanes;
+  alignas(64) float out[kQuantRows * kTilePanels * Vec::kLanes];
+  tasks.tile_of(rows.count, job.packed + (panel - extra) * job.panel_bytes, step, x, groups, ahead, out);
+  const std::size_t column = panel * Vec::kLanes, room = width - extra * Vec::kLanes;
+  const std::size_t columns = job.n - column < room ? job.n - column : room;
   for (std::size_t r = 0; r < rows.count; ++r) {
     float* y = job.y + (rows.first + r) * job.y_step + column;
-    for (std::size_t j = 0; j < columns; ++j) y[j] = out[r * Vec::kLanes + j] + (job.bias ? job.bias[column + j] : 0.0f);
+    const float* from = out + r * width + extra * Vec::kLanes;
+    for (std::size_t j = 0; j < columns; ++j) y[j] = from[j] + (job.bias ? job.bias[column + j] : 0.0f);
   }
 }
 
@@ -246,7 +283,7 @@ void quant_task(const void* tasks_pointer, std::size_t index) {
   const std::size_t ahead = blocks <= kQuantStreamBlocks ? kQuantAhead : 0;
   for (std::size_t b0 = 0; b0 < blocks; b0 += kQuantCacheBlocks) {
     const std::size_t b1 = b0 + kQuantCacheBlocks < blocks ? b0 + kQuantCacheBlocks : blocks;
-    for (std::size_t panel = first; panel < last; ++panel)
+    for (std::size_t panel = first; panel < last; panel += kTilePanels)
       for (std::size_t block = b0; block < b1; ++block) quant_panel_block(tasks, panel, block, block == b0 ? ahead : 0);
   }
 }
@@ -273,16 +310,7 @@ float quantise_group(const float* x, std::int8_t* codes, std::int32_t* halves) {
   }
   const float largest = Vec::largest(most);
   const Vec::F inverse = Vec::all(largest > 0.0f ? 127.0f / largest : 0.0f);
-  const Vec::F magic = Vec::all(12582912.0f);  // 1.5 * 2^23: the code is then the low byte
-  std::int32_t rounded[32];
-  for (std::size_t i = 0; i < 32; i += Vec::kLanes)
-    Vec::store(reinterpret_cast<float*>(rounded) + i, Vec::load(x + i) * inverse + magic);
-  for (std::size_t i = 0; i < 32; ++i) codes[i] = static_cast<std::int8_t>(rounded[i]);
-  halves[0] = halves[1] = 0;
-  for (std::size_t i = 0; i < 16; ++i) {
-    halves[0] += codes[i];
-    halves[1] += codes[16 + i];
-  }
+  Vec::round_to_bytes(x, inverse, codes, halves);
   return largest / 127.0f + Vec::sum(poison);
 }
 
@@ -321,7 +349,8 @@ void quant_linear_of(const QuantLinearJob& job) {
   const Activations x = quantise(job, Scale::kZero);
   const std::size_t panels = (job.n + Vec::kLanes - 1) / Vec::kLanes;
   const bool streams = job.rows <= kQuantStreamBlocks * kQuantRows;
-  const std::size_t each = streams ? kQuantTaskWeights / (job.k * Vec::kLanes) + 1 : kQuantGroupPanels;
+  const std::size_t tile = kTilePanels * job.k * Vec::kLanes;
+  const std::size_t each = streams ? (kQuantTaskWeights / tile + 1) * kTilePanels : kQuantGroupPanels;
   const QuantTasks tasks{job, x, panels, each, quant_tile_of<Code, Scale>};
   run_tasks((panels + each - 1) / each, quant_task, &tasks);
 }

@@ -67,6 +67,18 @@ struct Vec {
     const B moved = Left >= 0 ? _mm256_slli_epi16(v, Left & 15) : _mm256_srli_epi16(v, -Left & 15);
     return _mm256_and_si256(moved, _mm256_set1_epi8(static_cast<char>(mask)));
   }
+  // codes[i] = x[i] * factor, rounded, for 32 products within [-127, 127]; and the sums of either half of the codes.
+  static void round_to_bytes(const float* x, F factor, std::int8_t* codes, std::int32_t* halves) {
+    const auto whole = [&](int i) { return _mm256_cvtps_epi32(load(x + i) * factor); };
+    const __m256i low = _mm256_packs_epi32(whole(0), whole(8)), high = _mm256_packs_epi32(whole(16), whole(24));
+    const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+    const __m256i bytes = _mm256_permutevar8x32_epi32(_mm256_packs_epi16(low, high), order);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(codes), bytes);
+    const __m256i fours = _mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_set1_epi8(1), bytes), _mm256_set1_epi16(1));
+    const __m256i pairs = _mm256_hadd_epi32(fours, fours), sums = _mm256_hadd_epi32(pairs, pairs);
+    halves[0] = _mm256_extract_epi32(sums, 0);
+    halves[1] = _mm256_extract_epi32(sums, 4);
+  }
   static A no_dots() { return _mm256_setzero_si256(); }
   static A dot(A sum, B codes, B values) {
     sum = _mm256_add_epi16(sum, _mm256_maddubs_epi16(codes, values));

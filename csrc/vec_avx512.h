@@ -55,6 +55,14 @@ struct Vec {
     const B moved = Left >= 0 ? _mm512_slli_epi16(v, Left & 15) : _mm512_srli_epi16(v, -Left & 15);
     return _mm512_and_si512(moved, _mm512_set1_epi8(static_cast<char>(mask)));
   }
+  // codes[i] = x[i] * factor, rounded, for 32 products within [-127, 127]; and the sums of either half of the codes.
+  static void round_to_bytes(const float* x, F factor, std::int8_t* codes, std::int32_t* halves) {
+    for (int half = 0; half < 2; ++half) {
+      const __m512i whole = _mm512_cvtps_epi32(load(x + 16 * half) * factor);
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(codes + 16 * half), _mm512_cvtepi32_epi8(whole));
+      halves[half] = _mm512_reduce_add_epi32(whole);
+    }
+  }
   static A no_dots() { return _mm512_setzero_si512(); }
   static A dot(A sum, B codes, B values) { return _mm512_dpbusd_epi32(sum, codes, values); }
   static I emptied(A sum) { return sum; }

@@ -78,6 +78,18 @@ struct Vec {
     for (std::uint8_t& byte : v.byte) byte = static_cast<std::uint8_t>((Left >= 0 ? byte << (Left & 7) : byte >> (-Left & 7)) & mask);
     return v;
   }
+  // codes[i] = x[i] * factor, rounded, for 32 products within [-127, 127]; and the sums of either half of the codes.
+  static void round_to_bytes(const float* x, F factor, std::int8_t* codes, std::int32_t* halves) {
+    halves[0] = halves[1] = 0;
+    for (int i = 0; i < 32; i += kLanes) {
+      const F magic = all(12582912.0f);  // 1.5 * 2^23: adding it rounds to a whole number
+      const I whole = __builtin_convertvector(load(x + i) * factor + magic - magic, I);
+      for (int j = 0; j < kLanes; ++j) {
+        codes[i + j] = static_cast<std::int8_t>(whole[j]);
+        halves[i / 16] += whole[j];
+      }
+    }
+  }
   static A no_dots() { return whole(0); }
   static A dot(A sum, B codes, B values) {
     for (int i = 0; i < 16; ++i) sum[i / 4] += codes.byte[i] * static_cast<std::int8_t>(values.byte[i]);
