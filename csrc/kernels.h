@@ -50,8 +50,7 @@ struct AttentionJob {
 };
 
 struct Kernels {
-  std::size_t panel;        // output columns that are packed together
-  std::size_t quant_panel;  // the same for quantised weights
+  std::size_t panel;  // output columns that are packed together
   void (*pack)(const void* weight, void* packed, std::size_t n, std::size_t k, Dtype dtype);
   void (*linear)(const LinearJob& job);
   void (*quant_linear)(const QuantLinearJob& job);

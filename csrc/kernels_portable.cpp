@@ -15,7 +15,7 @@
 namespace outrider {
 
 const Kernels& portable_kernels() {
-  static const Kernels kernels{kPanel, Vec::kLanes, pack, linear, quant_linear, rms_norm, swiglu, rope, attention};
+  static const Kernels kernels{kPanel, pack, linear, quant_linear, rms_norm, swiglu, rope, attention};
   return kernels;
 }
 

@@ -9,7 +9,7 @@
 namespace outrider {
 namespace {
 
-constexpr std::size_t kPanel = 2 * Vec::kLanes;
+constexpr std::size_t kPanel = 2 * Vec::kLanes;  // columns; the same for quantised weights
 constexpr std::size_t kChunk = 256;        // inputs: a chunk of a float32 panel is 16 KiB with 16 columns
 constexpr std::size_t kCacheRows = 96;     // rows whose chunk stays in the second-level cache
 constexpr std::size_t kStreamRows = 16;    // up to here weights are read once, in the order of memory

@@ -75,14 +75,14 @@ class Level {
 
   // Bytes of whole panels of `n` columns.
   std::size_t quant_bytes(std::size_t n, std::size_t k, int type) const {
-    return (n + kernels_.quant_panel - 1) / kernels_.quant_panel * quant_panel_bytes(k, type);
+    return (n + kernels_.panel - 1) / kernels_.panel * quant_panel_bytes(k, type);
   }
 
   // `rows`: an array of the addresses of n rows.
   void quant_pack_rows(Address rows, Address packed, std::size_t n, std::size_t k, int type) const {
     nb::gil_scoped_release release;
     ask_for_large_pages(at<void>(packed), quant_bytes(n, k, type));
-    pack_quantised(at<const std::uint8_t*>(rows), at<std::uint8_t>(packed), n, k, kernels_.quant_panel, static_cast<GgmlType>(type));
+    pack_quantised(at<const std::uint8_t*>(rows), at<std::uint8_t>(packed), n, k, kernels_.panel, static_cast<GgmlType>(type));
   }
 
   void quant_linear(Address packed, Address bias, Address x, Address y, std::size_t rows, std::size_t n, std::size_t k,
@@ -122,7 +122,7 @@ class Level {
 
  private:
   std::size_t quant_panel_bytes(std::size_t k, int type) const {
-    return panel_bytes(k, kernels_.quant_panel, static_cast<GgmlType>(type));
+    return panel_bytes(k, kernels_.panel, static_cast<GgmlType>(type));
   }
 
   std::string name_;
@@ -175,7 +175,7 @@ void stack_linear(Stack& stack, const std::string& role, Address packed, Address
 
 void stack_quant_linear(Stack& stack, const std::string& role, Address packed, Address bias, std::size_t n, std::size_t k, int type) {
   const GgmlType ggml_type = static_cast<GgmlType>(type);
-  const std::size_t bytes = panel_bytes(k, stack.kernels().quant_panel, ggml_type);
+  const std::size_t bytes = panel_bytes(k, stack.kernels().panel, ggml_type);
   role_of(stack.last_layer(), role).push_back({at<void>(packed), at<float>(bias), n, k, bytes, Dtype::kF32, ggml_type});
 }
 

@@ -1,7 +1,7 @@
 // Weights of GGUF files in the kernels' order, the same numbers bit for bit.
 //
-// A panel is as many output columns as a vector has 32-bit lanes (P). Of a panel, inputs come in blocks (32 inputs, or
-// 256 for the K types): the head of a block, then for each group of 32 inputs its scales, then its codes:
+// A panel is P output columns, two vectors of 32-bit lanes. Of a panel, inputs come in blocks (32 inputs, or 256 for the K
+// types): the head of a block, then for each group of 32 inputs its scales, then its codes:
 //
 //   type         code bits  head                   scales of a group            weight
 //   Q4_0, Q5_0   4, 5       -                      f16 d[P]                     d (code - 8 or 16)
@@ -10,9 +10,9 @@
 //   Q4_K, Q5_K   4, 5       f16 d[P], f16 min[P]   u8 s[P], u8 t[P]             d s code - min t
 //   Q6_K         6          f16 d[P]               s8 s[P], s8 t[P]             d s (code - 32), d t (..) in the second half
 //
-// Codes of a group: eight quads of four inputs; in a vector of 4 P bytes, byte 4 j + i is input i of the quad in column j.
-// Low nibbles of vector v hold quad 2 v, high nibbles quad 2 v + 1. A fifth bit is bit q of one further vector, for quad q;
-// a fifth and sixth are bits 2 (q % 4) and 2 (q % 4) + 1 of further vector q / 4. Eight-bit codes take a vector a quad.
+// Codes of a group: eight quads of four inputs; in a slot of 4 P bytes, byte 4 j + i is input i of the quad in column j.
+// Low nibbles of slot s hold quad 2 s, high nibbles quad 2 s + 1. A fifth bit is bit q of one further slot, for quad q; a
+// fifth and sixth are bits 2 (q % 4) and 2 (q % 4) + 1 of further slot q / 4. Eight-bit codes take a slot a quad.
 #pragma once
 
 #include <cstddef>

@@ -7,12 +7,13 @@ namespace {
 constexpr std::size_t kQuantRows = 6;          // rows that share an unpacked code
 constexpr std::size_t kQuantStreamBlocks = 3;  // blocks of rows up to which weights come from memory
 constexpr std::size_t kQuantCacheBlocks = 16;  // blocks whose activations stay in the cache
-constexpr std::size_t kQuantGroupPanels = 16;
-constexpr std::size_t kTilePanels = 2;         // panels that share a spread activation
+constexpr std::size_t kQuantGroupPanels = 8;
 constexpr std::size_t kQuantTaskWeights = 32768;
 constexpr std::size_t kQuantAhead = 1536;      // bytes
 constexpr std::size_t kQuantiseGroups = 256;   // of a task
 constexpr std::size_t kVectorBytes = 4 * Vec::kLanes;
+constexpr std::size_t kVectors = kPanel / Vec::kLanes;  // of a panel
+constexpr std::size_t kSlotBytes = kVectors * kVectorBytes;
 
 // Activations of a block of R <= kQuantRows rows, group by group of 32 inputs: codes [group][row][32] in [-127, 127],
 // scales [group][row], and sums of codes, times the scale, or times the number that stands for zero in the weights' codes
@@ -25,90 +26,90 @@ struct Activations {
   const std::int32_t* zero_half_sums;
 };
 
-// The codes of a group. `quad` unpacks four inputs of each column.
+// The codes of a group, slot after slot of a quad or two. `quad` unpacks four inputs of each column of the vector whose slots
+// begin at `codes`.
 
 // How many quads the level's accumulator takes before it must be emptied into 32 bits: quads * 2 * 127 * largest code < 2^15.
 constexpr int flush_after(int quads) { return Vec::kWideDots ? 8 : quads; }
 
 struct Nibbles {
-  static constexpr std::size_t kBytes = 4 * kVectorBytes;
+  static constexpr std::size_t kBytes = 4 * kSlotBytes;
   static constexpr int kFlush = flush_after(8);
   template <int Quad>
   static Vec::B quad(const std::uint8_t* codes) {
-    const Vec::B both = Vec::bytes(codes + Quad / 2 * kVectorBytes);
+    const Vec::B both = Vec::bytes(codes + Quad / 2 * kSlotBytes);
     return Quad % 2 ? Vec::high_nibbles(both) : Vec::low_nibbles(both);
   }
 };
 
 struct FiveBits {
-  static constexpr std::size_t kBytes = 5 * kVectorBytes;
+  static constexpr std::size_t kBytes = 5 * kSlotBytes;
   static constexpr int kFlush = flush_after(4);
   template <int Quad>
   static Vec::B quad(const std::uint8_t* codes) {
-    const Vec::B bits = Vec::bytes(codes + 4 * kVectorBytes);
+    const Vec::B bits = Vec::bytes(codes + 4 * kSlotBytes);
     return Vec::either(Nibbles::quad<Quad>(codes), Vec::template move_bits<4 - Quad>(bits, 0x10));
   }
 };
 
 struct SixBits {
-  static constexpr std::size_t kBytes = 6 * kVectorBytes;
+  static constexpr std::size_t kBytes = 6 * kSlotBytes;
   static constexpr int kFlush = flush_after(2);
   template <int Quad>
   static Vec::B quad(const std::uint8_t* codes) {
-    const Vec::B bits = Vec::bytes(codes + (4 + Quad / 4) * kVectorBytes);
+    const Vec::B bits = Vec::bytes(codes + (4 + Quad / 4) * kSlotBytes);
     return Vec::either(Nibbles::quad<Quad>(codes), Vec::template move_bits<4 - Quad % 4 * 2>(bits, 0x30));
   }
 };
 
 struct EightBits {
-  static constexpr std::size_t kBytes = 8 * kVectorBytes;
+  static constexpr std::size_t kBytes = 8 * kSlotBytes;
   static constexpr int kFlush = 0;  // see byte_dots
 };
 
-// A tile is R rows of kTilePanels panels: a code is unpacked once for the rows, and an activation spread over the lanes once
-// for the panels, which are `step` bytes apart. What follows must be inlined: a call would send all sums through memory.
-#define OUTRIDER_INLINE __attribute__((always_inline)) inline
+// A tile is R rows of a panel: a code is unpacked once for the rows, an activation spread over the lanes once for the
+// vectors. What follows is inlined (each vec_*.h says how): a call would send all sums through memory.
 
 template <class T, int R>
-using Tile = T[R][kTilePanels];
+using Tile = T[R][kVectors];
 
 template <class Code, int R, int Quad>
-OUTRIDER_INLINE void add_quad(const std::uint8_t* codes, std::size_t step, const std::int8_t* x, Tile<Vec::A, R>& sums) {
-  Vec::B weights[kTilePanels];
-  for (std::size_t p = 0; p < kTilePanels; ++p) weights[p] = Code::template quad<Quad>(codes + p * step);
+OUTRIDER_INLINE void add_quad(const std::uint8_t* codes, const std::int8_t* x, Tile<Vec::A, R>& sums) {
+  Vec::B weights[kVectors];
+  for (std::size_t v = 0; v < kVectors; ++v) weights[v] = Code::template quad<Quad>(codes + v * kVectorBytes);
   for (int r = 0; r < R; ++r) {
     const Vec::B value = Vec::quad(x + 32 * r + 4 * Quad);
-    for (std::size_t p = 0; p < kTilePanels; ++p) sums[r][p] = Vec::dot(sums[r][p], weights[p], value);
+    for (std::size_t v = 0; v < kVectors; ++v) sums[r][v] = Vec::dot(sums[r][v], weights[v], value);
   }
 }
 
 template <class Code, int R, int Quad, int Count>
-OUTRIDER_INLINE void add_quads(const std::uint8_t* codes, std::size_t step, const std::int8_t* x, Tile<Vec::A, R>& sums) {
-  add_quad<Code, R, Quad>(codes, step, x, sums);
-  if constexpr (Count > 1) add_quads<Code, R, Quad + 1, Count - 1>(codes, step, x, sums);
+OUTRIDER_INLINE void add_quads(const std::uint8_t* codes, const std::int8_t* x, Tile<Vec::A, R>& sums) {
+  add_quad<Code, R, Quad>(codes, x, sums);
+  if constexpr (Count > 1) add_quads<Code, R, Quad + 1, Count - 1>(codes, x, sums);
 }
 
 // Adds the products of quads [Quad, Quad + Count); First: `total` holds nothing yet.
 template <class Code, int R, int Quad, int Count, bool First = true>
-OUTRIDER_INLINE void dots(const std::uint8_t* codes, std::size_t step, const std::int8_t* x, Tile<Vec::I, R>& total) {
+OUTRIDER_INLINE void dots(const std::uint8_t* codes, const std::int8_t* x, Tile<Vec::I, R>& total) {
   constexpr int now = Count < Code::kFlush ? Count : Code::kFlush;
   Tile<Vec::A, R> sums;
   for (int r = 0; r < R; ++r)
-    for (std::size_t p = 0; p < kTilePanels; ++p) sums[r][p] = Vec::no_dots();
-  add_quads<Code, R, Quad, now>(codes, step, x, sums);
+    for (std::size_t v = 0; v < kVectors; ++v) sums[r][v] = Vec::no_dots();
+  add_quads<Code, R, Quad, now>(codes, x, sums);
   for (int r = 0; r < R; ++r)
-    for (std::size_t p = 0; p < kTilePanels; ++p)
-      total[r][p] = First ? Vec::emptied(sums[r][p]) : Vec::plus(total[r][p], Vec::emptied(sums[r][p]));
-  if constexpr (Count > now) dots<Code, R, Quad + now, Count - now, false>(codes, step, x, total);
+    for (std::size_t v = 0; v < kVectors; ++v)
+      total[r][v] = First ? Vec::emptied(sums[r][v]) : Vec::plus(total[r][v], Vec::emptied(sums[r][v]));
+  if constexpr (Count > now) dots<Code, R, Quad + now, Count - now, false>(codes, x, total);
 }
 
-// Eight-bit codes of one panel: two nibbles where the accumulator is narrow, which leaves no registers for a second panel.
+// Eight-bit codes of one vector: two nibbles where the accumulator is narrow, which leaves no registers for a second vector.
 template <int R>
-OUTRIDER_INLINE void byte_dots(const std::uint8_t* codes, const std::int8_t* x, std::size_t p, Tile<Vec::I, R>& total) {
+OUTRIDER_INLINE void byte_dots(const std::uint8_t* codes, const std::int8_t* x, std::size_t v, Tile<Vec::I, R>& total) {
   Vec::A low[R], high[R];
   for (int r = 0; r < R; ++r) low[r] = high[r] = Vec::no_dots();
   for (int quad = 0; quad < 8; ++quad) {
-    const Vec::B weights = Vec::bytes(codes + quad * kVectorBytes);
+    const Vec::B weights = Vec::bytes(codes + v * kVectorBytes + quad * kSlotBytes);
     for (int r = 0; r < R; ++r) {
       const Vec::B value = Vec::quad(x + 32 * r + 4 * quad);
       if (Vec::kWideDots) {
@@ -120,120 +121,129 @@ OUTRIDER_INLINE void byte_dots(const std::uint8_t* codes, const std::int8_t* x, 
     }
   }
   for (int r = 0; r < R; ++r) {
-    total[r][p] = Vec::emptied(low[r]);
-    if (!Vec::kWideDots) total[r][p] = Vec::plus(total[r][p], Vec::times_sixteen(Vec::emptied(high[r])));
+    total[r][v] = Vec::emptied(low[r]);
+    if (!Vec::kWideDots) total[r][v] = Vec::plus(total[r][v], Vec::times_sixteen(Vec::emptied(high[r])));
   }
 }
 
-// The scales: a group has kParts parts of equal length with a scale each; a weight is scale x (code - kZero) + offset.
+// The scales of one vector: a group has kParts parts of equal length with a scale each; a weight is
+// scale x (code - kZero) + offset. Fields of a panel follow one another, so those of vector v begin v vectors later.
+
+inline const std::uint8_t* halves_field(const std::uint8_t* at, std::size_t field, std::size_t v) {
+  return at + 2 * (field * kPanel + v * Vec::kLanes);
+}
+
+inline const std::uint8_t* bytes_field(const std::uint8_t* at, std::size_t field, std::size_t v) {
+  return at + field * kPanel + v * Vec::kLanes;
+}
 
 template <int Zero>
 struct PlainScale {
-  static constexpr std::size_t kGroups = 1, kHeadBytes = 0, kGroupBytes = 2 * Vec::kLanes;
+  static constexpr std::size_t kGroups = 1, kHeadBytes = 0, kGroupBytes = 2 * kPanel;
   static constexpr int kParts = 1, kZero = Zero;
   static constexpr bool kOffset = false;
-  explicit PlainScale(const std::uint8_t*) {}
-  Vec::F scale(const std::uint8_t* at, int) const { return Vec::halves(at); }
+  std::size_t v;
+  PlainScale(const std::uint8_t*, std::size_t vector) : v(vector) {}
+  Vec::F scale(const std::uint8_t* at, int) const { return Vec::halves(halves_field(at, 0, v)); }
   Vec::F offset(const std::uint8_t*) const { return Vec::all(0.0f); }
 };
 
 struct ScaleAndOffset {
-  static constexpr std::size_t kGroups = 1, kHeadBytes = 0, kGroupBytes = 4 * Vec::kLanes;
+  static constexpr std::size_t kGroups = 1, kHeadBytes = 0, kGroupBytes = 4 * kPanel;
   static constexpr int kParts = 1, kZero = 0;
   static constexpr bool kOffset = true;
-  explicit ScaleAndOffset(const std::uint8_t*) {}
-  Vec::F scale(const std::uint8_t* at, int) const { return Vec::halves(at); }
-  Vec::F offset(const std::uint8_t* at) const { return Vec::halves(at + 2 * Vec::kLanes); }
+  std::size_t v;
+  ScaleAndOffset(const std::uint8_t*, std::size_t vector) : v(vector) {}
+  Vec::F scale(const std::uint8_t* at, int) const { return Vec::halves(halves_field(at, 0, v)); }
+  Vec::F offset(const std::uint8_t* at) const { return Vec::halves(halves_field(at, 1, v)); }
 };
 
 struct NestedScaleAndMinimum {
-  static constexpr std::size_t kGroups = 8, kHeadBytes = 4 * Vec::kLanes, kGroupBytes = 2 * Vec::kLanes;
+  static constexpr std::size_t kGroups = 8, kHeadBytes = 4 * kPanel, kGroupBytes = 2 * kPanel;
   static constexpr int kParts = 1, kZero = 0;
   static constexpr bool kOffset = true;
+  std::size_t v;
   Vec::F unit, minus_minimum;
-  explicit NestedScaleAndMinimum(const std::uint8_t* head)
-      : unit(Vec::halves(head)), minus_minimum(Vec::all(0.0f) - Vec::halves(head + 2 * Vec::kLanes)) {}
-  Vec::F scale(const std::uint8_t* at, int) const { return unit * Vec::unsigned_bytes(at); }
-  Vec::F offset(const std::uint8_t* at) const { return minus_minimum * Vec::unsigned_bytes(at + Vec::kLanes); }
+  NestedScaleAndMinimum(const std::uint8_t* head, std::size_t vector)
+      : v(vector), unit(Vec::halves(halves_field(head, 0, v))), minus_minimum(Vec::all(0.0f) - Vec::halves(halves_field(head, 1, v))) {}
+  Vec::F scale(const std::uint8_t* at, int) const { return unit * Vec::unsigned_bytes(bytes_field(at, 0, v)); }
+  Vec::F offset(const std::uint8_t* at) const { return minus_minimum * Vec::unsigned_bytes(bytes_field(at, 1, v)); }
 };
 
 struct NestedHalfScales {
-  static constexpr std::size_t kGroups = 8, kHeadBytes = 2 * Vec::kLanes, kGroupBytes = 2 * Vec::kLanes;
+  static constexpr std::size_t kGroups = 8, kHeadBytes = 2 * kPanel, kGroupBytes = 2 * kPanel;
   static constexpr int kParts = 2, kZero = 32;
   static constexpr bool kOffset = false;
+  std::size_t v;
   Vec::F unit;
-  explicit NestedHalfScales(const std::uint8_t* head) : unit(Vec::halves(head)) {}
-  Vec::F scale(const std::uint8_t* at, int part) const { return unit * Vec::signed_bytes(at + part * Vec::kLanes); }
+  NestedHalfScales(const std::uint8_t* head, std::size_t vector) : v(vector), unit(Vec::halves(halves_field(head, 0, v))) {}
+  Vec::F scale(const std::uint8_t* at, int part) const { return unit * Vec::signed_bytes(bytes_field(at, static_cast<std::size_t>(part), v)); }
   Vec::F offset(const std::uint8_t*) const { return Vec::all(0.0f); }
 };
 
 template <class Code, class Scale, int R, int Part>
-OUTRIDER_INLINE void add_part(const Scale (&scales)[kTilePanels], const std::uint8_t* group, std::size_t step,
-                              const Activations& x, std::size_t g, Tile<Vec::F, R>& sum) {
+OUTRIDER_INLINE void add_part(const Scale (&scales)[kVectors], const std::uint8_t* group, const Activations& x, std::size_t g,
+                              Tile<Vec::F, R>& sum) {
   constexpr int quads = 8 / Scale::kParts;
   const std::uint8_t* codes = group + Scale::kGroupBytes;
   const std::int8_t* values = x.codes + 32 * R * g;
   Tile<Vec::I, R> total;
   if constexpr (Code::kFlush == 0) {
-    for (std::size_t p = 0; p < kTilePanels; ++p) byte_dots<R>(codes + p * step, values, p, total);
+    for (std::size_t v = 0; v < kVectors; ++v) byte_dots<R>(codes, values, v, total);
   } else {
-    dots<Code, R, Part * quads, quads>(codes, step, values, total);
+    dots<Code, R, Part * quads, quads>(codes, values, total);
   }
-  Vec::F scale[kTilePanels];
-  for (std::size_t p = 0; p < kTilePanels; ++p) scale[p] = scales[p].scale(group + p * step, Part);
+  Vec::F scale[kVectors];
+  for (std::size_t v = 0; v < kVectors; ++v) scale[v] = scales[v].scale(group, Part);
   const std::int32_t* zeros = Scale::kParts == 1 ? x.zero_sums + R * g : x.zero_half_sums + R * (2 * g + Part);
   for (int r = 0; r < R; ++r)
-    for (std::size_t p = 0; p < kTilePanels; ++p) {
-      if (Scale::kZero) total[r][p] = Vec::minus(total[r][p], Vec::whole(zeros[r]));
-      sum[r][p] = Vec::fma(Vec::floats(total[r][p]), scale[p] * Vec::all(x.scales[R * g + r]), sum[r][p]);
+    for (std::size_t v = 0; v < kVectors; ++v) {
+      if (Scale::kZero) total[r][v] = Vec::minus(total[r][v], Vec::whole(zeros[r]));
+      sum[r][v] = Vec::fma(Vec::floats(total[r][v]), scale[v] * Vec::all(x.scales[R * g + r]), sum[r][v]);
     }
-  if constexpr (Part + 1 < Scale::kParts) add_part<Code, Scale, R, Part + 1>(scales, group, step, x, g, sum);
+  if constexpr (Part + 1 < Scale::kParts) add_part<Code, Scale, R, Part + 1>(scales, group, x, g, sum);
 }
 
 template <class Scale, int R>
-OUTRIDER_INLINE void add_offsets(const Scale (&scales)[kTilePanels], const std::uint8_t* group, std::size_t step,
-                                 const Activations& x, std::size_t g, Tile<Vec::F, R>& sum) {
-  for (std::size_t p = 0; p < kTilePanels; ++p) {
-    const Vec::F offset = scales[p].offset(group + p * step);
-    for (int r = 0; r < R; ++r) sum[r][p] = Vec::fma(offset, Vec::all(x.scaled_sums[R * g + r]), sum[r][p]);
+OUTRIDER_INLINE void add_offsets(const Scale (&scales)[kVectors], const std::uint8_t* group, const Activations& x, std::size_t g,
+                                 Tile<Vec::F, R>& sum) {
+  for (std::size_t v = 0; v < kVectors; ++v) {
+    const Vec::F offset = scales[v].offset(group);
+    for (int r = 0; r < R; ++r) sum[r][v] = Vec::fma(offset, Vec::all(x.scaled_sums[R * g + r]), sum[r][v]);
   }
 }
 
-// out[(r * kTilePanels + p) * kLanes ..] = the columns of panel p.
+// out[r * kPanel ..] = the panel's columns.
 template <class Code, class Scale, int R>
-void quant_tile(const std::uint8_t* w, std::size_t step, const Activations& activations, std::size_t groups, std::size_t ahead,
-                float* out) {
-  static_assert(kTilePanels == 2, "two heads are read below");
+void quant_tile(const std::uint8_t* w, const Activations& activations, std::size_t groups, std::size_t ahead, float* out) {
+  static_assert(kVectors == 2, "scales of two vectors are read below");
   const Activations x = activations;
   Tile<Vec::F, R> sum;
   for (int r = 0; r < R; ++r)
-    for (std::size_t p = 0; p < kTilePanels; ++p) sum[r][p] = Vec::all(0.0f);
+    for (std::size_t v = 0; v < kVectors; ++v) sum[r][v] = Vec::all(0.0f);
   for (std::size_t g = 0; g < groups;) {
-    const Scale scales[kTilePanels] = {Scale(w), Scale(w + step)};
+    const Scale scales[kVectors] = {Scale(w, 0), Scale(w, 1)};
     w += Scale::kHeadBytes;
     for (std::size_t inner = 0; inner < Scale::kGroups; ++inner, ++g) {
-      for (std::size_t p = 0; p < kTilePanels; ++p)
-        for (std::size_t line = 0; line < Scale::kGroupBytes + Code::kBytes; line += 64)
-          __builtin_prefetch(w + p * step + ahead + line);
-      add_part<Code, Scale, R, 0>(scales, w, step, x, g, sum);
-      if (Scale::kOffset) add_offsets<Scale, R>(scales, w, step, x, g, sum);
+      for (std::size_t line = 0; line < Scale::kGroupBytes + Code::kBytes; line += 64) __builtin_prefetch(w + ahead + line);
+      add_part<Code, Scale, R, 0>(scales, w, x, g, sum);
+      if (Scale::kOffset) add_offsets<Scale, R>(scales, w, x, g, sum);
       w += Scale::kGroupBytes + Code::kBytes;
     }
   }
   for (int r = 0; r < R; ++r)
-    for (std::size_t p = 0; p < kTilePanels; ++p) Vec::store(out + (r * kTilePanels + p) * Vec::kLanes, sum[r][p]);
+    for (std::size_t v = 0; v < kVectors; ++v) Vec::store(out + r * kPanel + v * Vec::kLanes, sum[r][v]);
 }
 
 template <class Code, class Scale>
-void quant_tile_of(std::size_t rows, const std::uint8_t* w, std::size_t step, const Activations& x, std::size_t groups,
-                   std::size_t ahead, float* out) {
+void quant_tile_of(std::size_t rows, const std::uint8_t* w, const Activations& x, std::size_t groups, std::size_t ahead, float* out) {
   switch (rows) {
-    case 1: return quant_tile<Code, Scale, 1>(w, step, x, groups, ahead, out);
-    case 2: return quant_tile<Code, Scale, 2>(w, step, x, groups, ahead, out);
-    case 3: return quant_tile<Code, Scale, 3>(w, step, x, groups, ahead, out);
-    case 4: return quant_tile<Code, Scale, 4>(w, step, x, groups, ahead, out);
-    case 5: return quant_tile<Code, Scale, 5>(w, step, x, groups, ahead, out);
-    default: return quant_tile<Code, Scale, 6>(w, step, x, groups, ahead, out);
+    case 1: return quant_tile<Code, Scale, 1>(w, x, groups, ahead, out);
+    case 2: return quant_tile<Code, Scale, 2>(w, x, groups, ahead, out);
+    case 3: return quant_tile<Code, Scale, 3>(w, x, groups, ahead, out);
+    case 4: return quant_tile<Code, Scale, 4>(w, x, groups, ahead, out);
+    case 5: return quant_tile<Code, Scale, 5>(w, x, groups, ahead, out);
+    default: return quant_tile<Code, Scale, 6>(w, x, groups, ahead, out);
   }
 }
 
@@ -252,27 +262,21 @@ struct QuantTasks {
   const QuantLinearJob& job;
   Activations x;
   std::size_t panels, each;
-  void (*tile_of)(std::size_t, const std::uint8_t*, std::size_t, const Activations&, std::size_t, std::size_t, float*);
+  void (*tile_of)(std::size_t, const std::uint8_t*, const Activations&, std::size_t, std::size_t, float*);
 };
 
-// The tile that begins at `panel`. Where no second panel follows, the tile is the last two and the first of them is left
-// out; the only panel of a matrix is both.
 void quant_panel_block(const QuantTasks& tasks, std::size_t panel, std::size_t block, std::size_t ahead) {
   const QuantLinearJob& job = tasks.job;
   const Rows rows = block_rows(job.rows, block);
-  const std::size_t groups = job.k / 32, done = rows.first * groups;
+  const std::size_t groups = job.k / 32, done = rows.first * groups, column = panel * kPanel;
+  const std::size_t columns = job.n - column < kPanel ? job.n - column : kPanel;
   const Activations x{tasks.x.codes + 32 * done, tasks.x.scales + done, tasks.x.scaled_sums + done, tasks.x.zero_sums + done,
                       tasks.x.zero_half_sums + 2 * done};
-  const std::size_t extra = panel > 0 && panel + kTilePanels > tasks.panels ? 1 : 0;
-  const std::size_t step = tasks.panels < kTilePanels ? 0 : job.panel_bytes, width = kTilePanels * Vec::kLanes;
-  alignas(64) float out[kQuantRows * kTilePanels * Vec::kLanes];
-  tasks.tile_of(rows.count, job.packed + (panel - extra) * job.panel_bytes, step, x, groups, ahead, out);
-  const std::size_t column = panel * Vec::kLanes, room = width - extra * Vec::kLanes;
-  const std::size_t columns = job.n - column < room ? job.n - column : room;
+  alignas(64) float out[kQuantRows * kPanel];
+  tasks.tile_of(rows.count, job.packed + panel * job.panel_bytes, x, groups, ahead, out);
   for (std::size_t r = 0; r < rows.count; ++r) {
     float* y = job.y + (rows.first + r) * job.y_step + column;
-    const float* from = out + r * width + extra * Vec::kLanes;
-    for (std::size_t j = 0; j < columns; ++j) y[j] = from[j] + (job.bias ? job.bias[column + j] : 0.0f);
+    for (std::size_t j = 0; j < columns; ++j) y[j] = out[r * kPanel + j] + (job.bias ? job.bias[column + j] : 0.0f);
   }
 }
 
@@ -283,7 +287,7 @@ void quant_task(const void* tasks_pointer, std::size_t index) {
   const std::size_t ahead = blocks <= kQuantStreamBlocks ? kQuantAhead : 0;
   for (std::size_t b0 = 0; b0 < blocks; b0 += kQuantCacheBlocks) {
     const std::size_t b1 = b0 + kQuantCacheBlocks < blocks ? b0 + kQuantCacheBlocks : blocks;
-    for (std::size_t panel = first; panel < last; panel += kTilePanels)
+    for (std::size_t panel = first; panel < last; ++panel)
       for (std::size_t block = b0; block < b1; ++block) quant_panel_block(tasks, panel, block, block == b0 ? ahead : 0);
   }
 }
@@ -347,10 +351,9 @@ Activations quantise(const QuantLinearJob& job, int zero) {
 template <class Code, class Scale>
 void quant_linear_of(const QuantLinearJob& job) {
   const Activations x = quantise(job, Scale::kZero);
-  const std::size_t panels = (job.n + Vec::kLanes - 1) / Vec::kLanes;
+  const std::size_t panels = (job.n + kPanel - 1) / kPanel;
   const bool streams = job.rows <= kQuantStreamBlocks * kQuantRows;
-  const std::size_t tile = kTilePanels * job.k * Vec::kLanes;
-  const std::size_t each = streams ? (kQuantTaskWeights / tile + 1) * kTilePanels : kQuantGroupPanels;
+  const std::size_t each = streams ? kQuantTaskWeights / (job.k * kPanel) + 1 : kQuantGroupPanels;
   const QuantTasks tasks{job, x, panels, each, quant_tile_of<Code, Scale>};
   run_tasks((panels + each - 1) / each, quant_task, &tasks);
 }

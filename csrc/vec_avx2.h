@@ -5,6 +5,9 @@
 
 #include <cstdint>
 
+// For what keeps sums in registers from end to end.
+#define OUTRIDER_INLINE __attribute__((always_inline)) inline
+
 namespace outrider {
 namespace {
 
