@@ -1,7 +1,7 @@
 #include <cstring>
 #include <stdexcept>
 
-#include "bfloat16.h"
+#include "narrow.h"
 #include "blocks.h"
 #include "pool.h"
 

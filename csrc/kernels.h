@@ -63,6 +63,8 @@ struct Kernels {
   void (*rope)(float* x, const float* cos, const float* sin, const std::int64_t* positions, std::size_t rows, std::size_t step,
                std::size_t heads, std::size_t width);
   void (*attention)(const AttentionJob& job);
+  // `blocks` times 32 weights as Q4_0 blocks of a file.
+  void (*encode)(const float* x, std::uint8_t* out, std::size_t blocks);
 };
 
 const Kernels& portable_kernels();

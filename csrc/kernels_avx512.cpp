@@ -3,6 +3,7 @@
 #include "vec_avx512.h"
 
 #include "kernels.h"
+#include "narrow.h"
 #include "pool.h"
 #include "scratch.h"
 
@@ -10,12 +11,13 @@
 #include "rows.inl"
 
 #include "attention.inl"
+#include "encode.inl"
 #include "quantised.inl"
 
 namespace outrider {
 
 const Kernels& avx512_kernels() {
-  static const Kernels kernels{kPanel, pack, linear, quant_linear, rms_norm, swiglu, rope, attention};
+  static const Kernels kernels{kPanel, pack, linear, quant_linear, rms_norm, swiglu, rope, attention, encode};
   return kernels;
 }
 

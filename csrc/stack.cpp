@@ -4,7 +4,7 @@
 #include <cstring>
 #include <memory>
 
-#include "bfloat16.h"
+#include "narrow.h"
 #include "scratch.h"
 
 namespace outrider {

@@ -53,8 +53,10 @@ class LLM:
     `k`                draft tokens a round of a request that asks for no other number; 0 switches speculation off
     `rule`             "auto" (greedy at temperature 0, block otherwise) or a rule's name
     `drafter_options`  options by drafter name
-    `dtype`            "auto", "quantised" (the file's own blocks), "bfloat16" or "float32"
-    `draft_dtype`      the same for the draft, whose precision changes only its speed and acceptance
+    `dtype`            "auto", "quantised" (the file's own blocks), "int4" (4.5 bits a weight, with some loss where the
+                       file has more), "bfloat16" or "float32"
+    `draft_dtype`      the same for the draft, whose precision changes only its speed and acceptance; "auto" is "int4"
+                       where the CPU kernels run
     `device`           "cpu", "cuda" or "cuda:N", for target and draft
     `threads`          CPU threads; None: the machine's physical cores
     `on_trace`         called with the StepTrace of every round
@@ -87,7 +89,13 @@ class LLM:
         target = open_model(model, dtype=dtype, device=device, offline=offline, progress=progress, on_load=on_load)
         draft = (
             open_model(
-                draft_model, dtype=draft_dtype, device=device, offline=offline, progress=progress, on_load=on_load
+                draft_model,
+                dtype=draft_dtype,
+                device=device,
+                draft=True,
+                offline=offline,
+                progress=progress,
+                on_load=on_load,
             )
             if draft_model is not None
             else None

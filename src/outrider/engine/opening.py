@@ -21,16 +21,17 @@ def open_model(
     *,
     dtype: str = "auto",
     device: str = "cpu",
+    draft: bool = False,
     offline: bool = False,
     progress: Progress | None = None,
     on_load: Callable[[str], None] | None = None,
 ) -> LoadedModel:
-    """Finds (fetching if need be), reads and checks a model. Raises UserError or FetchError, one line each."""
+    """Finds (fetching if need be), reads and checks a model; `draft` as in `load_model`. Raises UserError or FetchError, one line each."""
     require_device(device)
     path = resolve(name, offline=offline, progress=progress)
     if on_load is not None:
         on_load(name)
-    return load_model(path, name=name, dtype=dtype, device=device)
+    return load_model(path, name=name, dtype=dtype, device=device, draft=draft)
 
 
 def require_pair(target: LoadedModel, draft: LoadedModel) -> Decision:

@@ -12,11 +12,14 @@ from outrider.kernels.ops import (
     swiglu,
 )
 from outrider.kernels.quantised import (
+    ENCODED_TYPE,
     QUANTISED_TYPES,
     BlockRows,
     QuantisedLinear,
     can_dequantise,
+    can_encode,
     dequantise,
+    encode,
     pack_quantised,
     pack_quantised_rows,
 )
@@ -24,6 +27,7 @@ from outrider.kernels.room import Room
 from outrider.kernels.stack import CacheRows, Stack, StackLayer, build_stack
 
 __all__ = [
+    "ENCODED_TYPE",
     "QUANTISED_TYPES",
     "BlockRows",
     "CacheRows",
@@ -38,7 +42,9 @@ __all__ = [
     "available",
     "build_stack",
     "can_dequantise",
+    "can_encode",
     "dequantise",
+    "encode",
     "fast_calls",
     "pack_linear",
     "pack_linear_chunks",

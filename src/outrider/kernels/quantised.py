@@ -116,6 +116,28 @@ class QuantisedLinear:
         return y_MN
 
 
+ENCODED_TYPE = "Q4_0"
+"""What `encode` makes."""
+
+
+def can_encode(inputs: int) -> bool:
+    """Whether rows of `inputs` weights are whole blocks, and there are kernels to compute with them."""
+    return _LEVEL is not None and inputs % ggml.FORMATS[ENCODED_TYPE].inputs == 0
+
+
+def encode(x_NK: Tensor) -> Tensor:
+    """uint8 [N, bytes of a row]: float32 rows as blocks of `ENCODED_TYPE`, 4.5 bits a weight, with some loss."""
+    if _LEVEL is None or x_NK.device.type != "cpu":
+        return ggml.encode(x_NK)
+    rows, inputs = x_NK.shape
+    assert x_NK.dtype == torch.float32, f"weights are {x_NK.dtype}"
+    x_NK = x_NK.contiguous()
+    out = torch.empty((rows, ggml.FORMATS[ENCODED_TYPE].row_nbytes(inputs)), dtype=torch.uint8)
+    _LEVEL.encode(x_NK.data_ptr(), out.data_ptr(), x_NK.numel() // ggml.FORMATS[ENCODED_TYPE].inputs)
+    CALLS["encode"] += 1
+    return out
+
+
 def can_dequantise(kind: str, dtype: torch.dtype) -> bool:
     """Whether `dequantise` has a kernel for this type and result."""
     return _LEVEL is not None and kind in ggml.FORMATS and dtype in DTYPE_CODE

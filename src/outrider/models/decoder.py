@@ -76,6 +76,7 @@ class Decoder:
         checkpoint: Checkpoint,
         *,
         dtype: torch.dtype | None = torch.float32,
+        four_bits: bool = False,
         device: torch.device | str = "cpu",
         vocab_size: int | None = None,
         kv_dtype: torch.dtype | None = None,
@@ -83,15 +84,16 @@ class Decoder:
         name: str = "decoder",
         static: StaticSize | None = None,
     ) -> Decoder:
-        """Reads the weights layer by layer. `dtype` is that of the matrices, None for the file's own quantised blocks;
-        norms and biases are float32.
+        """Reads the weights layer by layer. `dtype` is that of the matrices, None for the file's own quantised blocks
+        (`four_bits`: encoded anew where they take more); norms and biases are float32.
 
         `vocab_size` leaves out rows of the head that stand for no token (padding): they are never computed, so never
         emitted. `kv_dtype` defaults to float32 on a CPU and to `dtype` elsewhere; `context_length` can shorten the
         model's own. `static` sizes the caches of passes of fixed shape, which a GPU has unless told otherwise.
         """
         assert dtype in (torch.float32, torch.bfloat16, None), f"weights of {dtype}"
-        config, reader = checkpoint.config, WeightReader(checkpoint, dtype, torch.device(device))
+        config = checkpoint.config
+        reader = WeightReader(checkpoint, dtype, torch.device(device), four_bits=four_bits)
         if static is None and reader.device.type == "cuda":
             static = StaticSize()
         rows = min(vocab_size or config.vocab_size, config.vocab_size)

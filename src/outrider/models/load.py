@@ -19,8 +19,9 @@ from outrider.models.hf import TransformersModel
 from outrider.models.loader.checkpoint import Checkpoint, UnknownArchitectureError, open_checkpoint
 from outrider.models.tokenizer import Tokenizer, used_size
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "quantised": None}
-"""Weights in memory by option; quantised: the file's own blocks, as they are."""
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "quantised": None, "int4": None}
+"""Weights in memory by option; quantised: the file's own blocks, as they are; int4: 4.5 bits a weight, with some loss
+where the file has more."""
 BACKENDS = ("auto", "native", "transformers")
 
 
@@ -42,10 +43,16 @@ _Parts = tuple[Decoder | TransformersModel, Tokenizer, ChatTemplate, tuple[Decis
 
 
 def load_model(
-    path: str | Path, *, name: str | None = None, dtype: str = "auto", device: str = "cpu", backend: str = "auto"
+    path: str | Path,
+    *,
+    name: str | None = None,
+    dtype: str = "auto",
+    device: str = "cpu",
+    backend: str = "auto",
+    draft: bool = False,
 ) -> LoadedModel:
     """A GGUF file or a Hugging Face folder, under `name` (None: the path's). `backend` "auto" runs natively whatever
-    the native decoder can run.
+    the native decoder can run. The `dtype` "auto" of a `draft` may lose precision, which costs acceptance alone.
 
     Raises `ConfigError` for an option, `ModelNotFoundError`, `ModelFileError` or `MissingExtraError` for the model.
     """
@@ -54,12 +61,12 @@ def load_model(
     if backend not in BACKENDS:
         raise ConfigError(f"backend {backend!r} is not allowed: give {', '.join(BACKENDS[:-1])} or {BACKENDS[-1]}")
     path, began = Path(path), time.perf_counter()
-    model, tokenizer, template, decisions = _parts(path, dtype, device, backend)
+    model, tokenizer, template, decisions = _parts(path, dtype, device, backend, draft)
     load_s = time.perf_counter() - began
     return LoadedModel(name or model.name, path, model, tokenizer, template, model.nbytes, load_s, decisions)
 
 
-def _parts(path: Path, dtype: str, device: str, backend: str) -> _Parts:
+def _parts(path: Path, dtype: str, device: str, backend: str, draft: bool) -> _Parts:
     if backend == "transformers":
         return _through_transformers(path, device, dtype, "asked for")
     try:
@@ -68,13 +75,19 @@ def _parts(path: Path, dtype: str, device: str, backend: str) -> _Parts:
         if backend == "native" or not path.is_dir():
             raise
         return _through_transformers(path, device, dtype, f"the native decoder cannot: {error}")
-    return _natively(checkpoint, device, _precision(dtype, device, checkpoint))
+    return _natively(checkpoint, device, _precision(dtype, device, checkpoint, draft))
 
 
-def _precision(asked: str, device: str, checkpoint: Checkpoint | None) -> Decision:
+def _precision(asked: str, device: str, checkpoint: Checkpoint | None, draft: bool = False) -> Decision:
     """The form of the weights that is fastest here. Activations between layers and logits are float32 either way."""
     kind = checkpoint.raw("layers.0.gate.weight").type_name if checkpoint else "unknown"
-    computes_blocks = kernels.available() and torch.device(device).type == "cpu" and kind in kernels.QUANTISED_TYPES
+    has_kernels = kernels.available() and torch.device(device).type == "cpu"
+    computes_blocks = has_kernels and kind in kernels.QUANTISED_TYPES
+    if asked == "int4" and not (has_kernels and checkpoint):
+        raise ConfigError(
+            f"dtype 'int4' is not possible here: it takes the compiled CPU kernels ({kernels.why()}) and a model of the "
+            "native decoder; give bfloat16 or float32"
+        )
     if asked == "quantised" and not computes_blocks:
         raise ConfigError(
             f"dtype 'quantised' is not possible here: it takes the compiled CPU kernels ({kernels.why()}) and a GGUF "
@@ -82,6 +95,8 @@ def _precision(asked: str, device: str, checkpoint: Checkpoint | None) -> Decisi
         )
     if asked != "auto":
         return Decision("dtype", asked, "asked for")
+    if draft and has_kernels and checkpoint:
+        return Decision("dtype", "int4", "a draft's speed counts, and what it loses costs acceptance alone")
     if computes_blocks:
         return Decision(
             "dtype",
@@ -106,7 +121,12 @@ def _natively(checkpoint: Checkpoint, device: str, precision: Decision) -> _Part
         known = used_size(checkpoint.tokenizer_source)
         vocab_size = reading.result().used_size if known is None else known
         model = Decoder.from_checkpoint(
-            checkpoint, dtype=DTYPES[precision.value], device=device, vocab_size=vocab_size, name=name
+            checkpoint,
+            dtype=DTYPES[precision.value],
+            four_bits=precision.value == "int4",
+            device=device,
+            vocab_size=vocab_size,
+            name=name,
         )
         tokenizer = reading.result()
     how = (

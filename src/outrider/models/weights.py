@@ -30,6 +30,8 @@ CHUNK_VALUES = 1 << 22
 """Weights that are converted at a time, so that a matrix never lies beside its packed form."""
 ROW_STEP = 32
 """Chunks are whole panels of the kernels at every level."""
+FOUR_BITS = frozenset({"Q4_0", "Q4_1", "Q4_K"})
+"""Block types that `four_bits` leaves as they are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +56,19 @@ class Layer:
 
 
 class WeightReader:
-    """Reads matrices as `dtype`; with None, blocks that have a kernel stay as they are, the rest becomes bfloat16."""
+    """Reads matrices as `dtype`; with None, blocks that have a kernel stay as they are, the rest becomes bfloat16.
 
-    def __init__(self, checkpoint: Checkpoint, dtype: torch.dtype | None, device: torch.device) -> None:
+    With `four_bits`, matrices that are not of `FOUR_BITS` are encoded anew, with some loss.
+    """
+
+    def __init__(
+        self, checkpoint: Checkpoint, dtype: torch.dtype | None, device: torch.device, *, four_bits: bool = False
+    ) -> None:
+        assert not four_bits or dtype is None, "four bits are a form of quantised weights"
         self.config = checkpoint.config
         self.device = device
         self._names = frozenset(checkpoint.names())
-        self._checkpoint, self._dtype = checkpoint, dtype
+        self._checkpoint, self._dtype, self._four_bits = checkpoint, dtype, four_bits
         self._room = kernels.Room()
 
     def vector(self, name: str) -> Tensor:
@@ -84,7 +92,7 @@ class WeightReader:
             return self._packed([chosen], kind, width, None)
         if first is None:
             return make_linear(iter([self._matrix(name)[torch.tensor(list(ids))]]), (len(ids), width), room=self._room)
-        return make_linear(self._chunks(name, first), (first, width), room=self._room)
+        return make_linear(self._chunks(name, first, self._float), (first, width), room=self._room)
 
     def layer(self, index: int) -> Layer:
         prefix = f"layers.{index}"
@@ -102,27 +110,42 @@ class WeightReader:
     def _optional(self, name: str) -> Tensor | None:
         return self.vector(name) if name in self._names else None
 
+    @property
+    def _float(self) -> torch.dtype:
+        """Of the matrices that are not blocks."""
+        return self._dtype or torch.bfloat16
+
     def _matrix(self, name: str) -> Tensor:
-        return self._checkpoint.tensor(f"{name}.weight", self._dtype or torch.bfloat16).to(self.device)
+        return self._checkpoint.tensor(f"{name}.weight", self._float).to(self.device)
 
     def _kind(self, name: str) -> str | None:
         """The block type under which a matrix stays quantised; None: it does not."""
         if self._dtype is not None:
             return None
+        if self._is_encoded(name):
+            return kernels.ENCODED_TYPE
         kind = self._checkpoint.raw(f"{name}.weight").type_name
         return kind if kind in kernels.QUANTISED_TYPES else None
 
+    def _is_encoded(self, name: str) -> bool:
+        kind = self._checkpoint.raw(f"{name}.weight").type_name
+        inputs = self._checkpoint.shape(f"{name}.weight")[1]
+        return self._four_bits and kind not in FOUR_BITS and kernels.can_encode(inputs)
+
     def _block_rows(self, name: str) -> BlockRows:
-        """The mapped file's blocks, in the decoder's order."""
+        """Blocks in the decoder's order: the mapped file's, or new ones."""
+        if self._is_encoded(name):
+            rows = self._checkpoint.shape(f"{name}.weight")[0]
+            return BlockRows(torch.cat([kernels.encode(chunk) for chunk in self._chunks(name, rows, torch.float32)]))
         raw = self._checkpoint.raw(f"{name}.weight")
         return BlockRows(raw.data.view(raw.shape[0], -1), raw.row_order)
 
-    def _chunks(self, name: str, rows: int) -> Iterator[Tensor]:
+    def _chunks(self, name: str, rows: int, dtype: torch.dtype) -> Iterator[Tensor]:
         """The first `rows` rows of a matrix, a few at a time; what was read is released as it is used."""
         step = max(ROW_STEP, CHUNK_VALUES // self._checkpoint.shape(f"{name}.weight")[1] // ROW_STEP * ROW_STEP)
         for start in range(0, rows, step):
             stop = min(start + step, rows)
-            yield self._checkpoint.rows(f"{name}.weight", start, stop, self._dtype or torch.bfloat16).to(self.device)
+            yield self._checkpoint.rows(f"{name}.weight", start, stop, dtype).to(self.device)
             self._checkpoint.release()
 
     def _linear(self, *names: str) -> Linear:
@@ -136,7 +159,7 @@ class WeightReader:
         inputs = self._checkpoint.shape(f"{names[0]}.weight")[1]
         if kind is None:
             sizes = [self._checkpoint.shape(f"{name}.weight")[0] for name in names]
-            chunks = (chunk for name, rows in zip(names, sizes, strict=True) for chunk in self._chunks(name, rows))
+            chunks = (chunk for name, rows in zip(names, sizes, strict=True) for chunk in self._chunks(name, rows, self._float))
             return make_linear(chunks, (sum(sizes), inputs), bias_N, room=self._room)
         return self._packed([self._block_rows(name) for name in names], kind, inputs, bias_N)
 
