@@ -10,7 +10,8 @@ from collections.abc import Sequence as Seq
 from typing import Protocol, runtime_checkable
 
 from outrider.core.protocols import EarlyExit, LanguageModel
-from outrider.drafters.draft_model import GREEDY_BELOW_TEMPERATURE, DraftModelDrafter
+from outrider.drafters.chain import GREEDY_BELOW_TEMPERATURE
+from outrider.drafters.draft_model import DraftModelDrafter
 from outrider.drafters.options import require_int
 from outrider.errors import ConfigError
 

@@ -1,0 +1,228 @@
+"""What the drafters that draft a chain token by token share: laws, draws, confidences, and who is still running.
+
+All sequences that draft advance together: one forward pass a draft step. The law of a draft is chosen by
+`draft_sample_method`; every row goes through `warp` with the sequence's own parameters and the tokens drafted so far.
+
+Shapes: n sequences in a step, V target vocabulary.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field, replace
+from typing import Generic, Protocol, TypeVar
+
+from torch import Tensor
+
+from outrider.core.draft import Draft, DraftLaw, SeqDraft
+from outrider.core.protocols import Committed
+from outrider.core.rng import Key, Purpose, Rng
+from outrider.core.row import Row
+from outrider.core.types import Sequence
+from outrider.core.warp import RowContext, Rows, warp
+from outrider.drafters.options import require_number
+from outrider.errors import ConfigError
+
+log = logging.getLogger("outrider")
+
+SAMPLE_METHOD_LAWS = {
+    "auto": frozenset({DraftLaw.POINT, DraftLaw.IID, DraftLaw.SHARED_NOISE}),
+    "greedy": frozenset({DraftLaw.POINT}),
+    "probabilistic": frozenset({DraftLaw.POINT, DraftLaw.IID}),
+    "coupled": frozenset({DraftLaw.POINT, DraftLaw.SHARED_NOISE}),
+}
+"""The laws of each method's drafts. Greedy parameters give POINT drafts under every method."""
+
+GREEDY_BELOW_TEMPERATURE = 0.3
+"""Below it q is so peaked that a draw is nearly always the likeliest token, which needs no row of q to be kept."""
+
+
+class ChainState(Protocol):
+    """What a drafter keeps of one sequence. `stopped` says why the sequence is not drafted any more ("": it is)."""
+
+    stopped: str
+
+    def take_passes(self) -> int:
+        """Passes since this was last asked."""
+        ...
+
+    def stop(self, reason: str) -> None:
+        """No more drafts; gives the memory back."""
+        ...
+
+    def free(self) -> None:
+        """Gives the memory back."""
+        ...
+
+
+S = TypeVar("S", bound=ChainState)
+
+
+@dataclass(slots=True)
+class Run(Generic[S]):
+    """One sequence in one round. `view` is the sequence as the draft's rows see it (greedy for POINT drafts)."""
+
+    seq: Sequence
+    view: Sequence
+    state: S
+    law: DraftLaw
+    limit: int
+    tokens: list[int] = field(default_factory=list)
+    q_rows: list[Row] = field(default_factory=list)
+    confidence: list[float] = field(default_factory=list)
+    done: bool = False
+
+    def draft(self, source: str) -> SeqDraft:
+        passes = self.state.take_passes()
+        return SeqDraft.chain(
+            self.tokens, self.law, self.q_rows, confidence=self.confidence, source=source, passes=passes
+        )
+
+
+class ChainDrafter(ABC, Generic[S]):
+    """The round of a drafter that drafts chains; what runs, and how a sequence is caught up, is the subclass's.
+
+    `draft_sample_method`, `greedy_below_temperature` and `min_confidence` are as `DraftModelDrafter` explains them.
+    """
+
+    name = ""
+    trees = False
+    wants: tuple[int, ...] = ()
+
+    def __init__(self, draft_sample_method: str, greedy_below_temperature: float, min_confidence: float) -> None:
+        if draft_sample_method not in SAMPLE_METHOD_LAWS:
+            raise ConfigError(
+                f"{self.name}: draft_sample_method = {draft_sample_method!r} is not allowed: "
+                f"choose one of {', '.join(SAMPLE_METHOD_LAWS)}"
+            )
+        self.sample_method = draft_sample_method
+        self.greedy_below_temperature = require_number(
+            self.name, "greedy_below_temperature", greedy_below_temperature, 0
+        )
+        self.min_confidence = require_number(self.name, "min_confidence", min_confidence, 0, 1)
+        self._states: dict[int, S] = {}
+
+    @abstractmethod
+    def _new_state(self) -> S:
+        """What is kept of a sequence that begins."""
+
+    @abstractmethod
+    def _ready(self, seq: Sequence, state: S, budget: int) -> int:
+        """Catches the state up with the sequence; returns how many tokens may be drafted (0: none this round)."""
+
+    @abstractmethod
+    def _next_logits(self, runs: list[Run[S]]) -> Tensor:
+        """[n, V] logits behind the last token of every run that did not stop here: one pass over all of them."""
+
+    def _prepare(self, runs: list[Run[S]]) -> None:
+        """Work before the first draft step."""
+
+    @property
+    def laws(self) -> frozenset[DraftLaw]:
+        return SAMPLE_METHOD_LAWS[self.sample_method]
+
+    def open(self, seq: Sequence) -> None:
+        self._states[seq.id] = self._new_state()
+
+    def propose(self, seqs: Seq[Sequence], budgets: Seq[int], rng: Rng) -> Draft:
+        runs = {seq.id: run for seq, k in zip(seqs, budgets, strict=True) if k and (run := self._begin(seq, k))}
+        self._prepare(list(runs.values()))
+        live = self._still_running(list(runs.values()))
+        while live:
+            self._step(live, rng)
+            live = self._still_running(live)
+        empty = SeqDraft.empty(self.name)
+        return Draft([runs[seq.id].draft(self.name) if seq.id in runs else empty for seq in seqs])
+
+    def commit(self, seq: Sequence, committed: Committed) -> None:
+        """Nothing to do: `propose` compares the sequence with what is kept of it."""
+
+    def close(self, seq: Sequence) -> None:
+        state = self._states.pop(seq.id, None)
+        if state is not None:
+            state.free()
+
+    def _begin(self, seq: Sequence, budget: int) -> Run[S] | None:
+        """A caught-up sequence and how far it may draft; None when it is not drafted."""
+        state = self._states[seq.id]
+        if state.stopped:
+            return None
+        law = self.law(seq)
+        if law not in seq.rule.laws:
+            seq.stats.dropped[f"rule {seq.rule.name} cannot judge {law.value} drafts"] += budget
+            return None
+        limit = self._ready(seq, state, budget)
+        if limit < 1:
+            return None
+        return Run(seq, _greedy_view(seq) if law is DraftLaw.POINT else seq, state, law, limit)
+
+    def law(self, seq: Sequence) -> DraftLaw:
+        """How this sequence's drafts come about."""
+        if seq.params.greedy or self.sample_method == "greedy":
+            return DraftLaw.POINT
+        if self.sample_method == "coupled" or (self.sample_method == "auto" and seq.rule.name == "coupled"):
+            return DraftLaw.SHARED_NOISE
+        weighs_q = seq.rule.weighs_q and seq.params.temperature >= self.greedy_below_temperature
+        return DraftLaw.IID if self.sample_method == "probabilistic" or weighs_q else DraftLaw.POINT
+
+    def _step(self, live: list[Run[S]], rng: Rng) -> None:
+        """One draft token for every run."""
+        logits_nV = self._next_logits(live)
+        live = self._still_running(live)
+        if live:
+            p = warp(logits_nV, [RowContext(run.view, tuple(run.tokens)) for run in live])
+            for n, run in enumerate(live):
+                self._extend(run, p, n, logits_nV[n], rng.of(run.seq.id))
+
+    def _extend(self, run: Run[S], p: Rows, n: int, logits_V: Tensor, rng: Rng) -> None:
+        """Draws the run's next token, or ends the run. A token may end the draft behind it, never unmake itself."""
+        seq = run.seq
+        if p.bad_M[n]:
+            seq.stats.dropped["draft logits are NaN, or every token is forbidden"] += 1
+            run.done = True
+            return
+        if run.law is DraftLaw.POINT:
+            token = p[n].likeliest()
+            peak = probability = float((logits_V[token] - logits_V.logsumexp(0)).exp())
+        else:
+            q = p[n]
+            token = self._draw(run, q, rng)
+            peak, probability = float(q.weight_S.max()), q[token]
+        run.tokens.append(token)
+        run.confidence.append(peak * (run.confidence[-1] if run.confidence else 1.0))
+        run.done = len(run.tokens) == run.limit or probability < self.min_confidence or token in seq.stop_ids
+
+    def _draw(self, run: Run[S], q: Row, rng: Rng) -> int:
+        seq, i = run.seq, len(run.tokens)
+        if run.law is DraftLaw.SHARED_NOISE:
+            return rng.race(q, Key(seq.seed, seq.output_len + i, Purpose.RACE))
+        run.q_rows.append(q)
+        return rng.categorical(q, Key(seq.seed, seq.output_len, Purpose.DRAFT, i))
+
+    def _still_running(self, runs: list[Run[S]]) -> list[Run[S]]:
+        """The runs that go on. One that the model failed on ends here, with the tokens that it has."""
+        for run in runs:
+            if run.state.stopped and not run.done:
+                run.done = True
+                self._report(run.seq, run.state.stopped)
+        return [run for run in runs if not run.done]
+
+    def _stop(self, seq: Sequence, state: S, reason: str) -> None:
+        state.stop(reason)
+        self._report(seq, reason)
+
+    def _report(self, seq: Sequence, reason: str) -> None:
+        seq.stats.dropped[reason] += 1
+        log.warning("sequence %d is not drafted by %s any more: %s", seq.id, self.name, reason)
+
+
+def _greedy_view(seq: Sequence) -> Sequence:
+    """The same text under the same processors, but for the likeliest token: shares all of the sequence's state."""
+    if seq.params.greedy:
+        return seq
+    view = copy.copy(seq)
+    view.params = replace(seq.params, temperature=0.0)
+    return view
