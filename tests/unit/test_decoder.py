@@ -13,12 +13,11 @@ from torch import Tensor
 
 from outrider import kernels
 from outrider.core.protocols import EarlyExit, LanguageModel, Segment
+from outrider.core.rope import RopeScaling, inverse_frequencies
 from outrider.errors import ConfigError
-from outrider.models.attention import inverse_frequencies
 from outrider.models.decoder import Decoder
 from outrider.models.kv import DecoderCache
 from outrider.models.linear import TorchLinear
-from outrider.models.loader.checkpoint import RopeScaling
 from tests.tiny_decoder import TINY, VOCAB, random_tokens, tiny_decoder
 
 VARIANTS = {

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
+from outrider.core.rope import RopeScaling, inverse_frequencies
 from outrider.errors import ModelFileError, ModelNotFoundError
-from outrider.models.attention import inverse_frequencies
-from outrider.models.loader.checkpoint import GGUFVocabulary, RopeScaling, UnknownArchitectureError, open_checkpoint
+from outrider.models.loader.checkpoint import GGUFVocabulary, UnknownArchitectureError, open_checkpoint
 from outrider.models.loader.dequantise import FORMATS, dequantise
 from outrider.models.tokenizer import Tokenizer, used_size
 from tests.tiny_gguf import TOKENS, VOCAB, D, metadata, shapes, tiny_gguf, write

@@ -114,6 +114,26 @@ class EarlyExit(Protocol):
         ...
 
 
+@runtime_checkable
+class HeadHost(Protocol):
+    """A model that draft heads can ride on: they read its layers' outputs (`taps`) and share its embedding."""
+
+    @property
+    def hidden_size(self) -> int: ...
+
+    @property
+    def n_layers(self) -> int: ...
+
+    @property
+    def embedding_rows(self) -> int:
+        """Token ids with an embedding: the vocabulary and its padding."""
+        ...
+
+    def embed(self, tokens: Seq[int]) -> Tensor:
+        """float32 [T, d]: what the first layer reads, on the model's device."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Committed:
     """What became of a round, told to the drafter of the sequence, whoever drafted.

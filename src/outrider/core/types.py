@@ -139,6 +139,15 @@ class Decision:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class TargetIdentity:
+    """Which model a target is, for heads that were trained for one: the names that it goes by, and the hash of what its
+    token ids stand for."""
+
+    names: tuple[str, ...]
+    vocabulary_sha256: str
+
+
 def _is_int(value: object) -> bool:
     return isinstance(value, Integral) and not isinstance(value, bool)
 

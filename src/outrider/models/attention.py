@@ -18,11 +18,11 @@ from torch.nn import functional as F
 
 from outrider import kernels
 from outrider.core.protocols import Segment
+from outrider.core.rope import Rope
 from outrider.core.tree import depths, visible
 from outrider.kernels import reference
 from outrider.kernels.ops import HEAD_STEP
 from outrider.models.kv import DecoderCache
-from outrider.models.loader.checkpoint import RopeScaling
 
 KERNEL_HEAD_STEP = HEAD_STEP
 
@@ -36,35 +36,6 @@ def why_not_kernels(head_dim: int, device: torch.device) -> str | None:
     if head_dim % HEAD_STEP:
         return f"heads of {head_dim} numbers, and the kernel takes multiples of {HEAD_STEP}"
     return None
-
-
-class Rope:
-    """Cosines and sines of every position's rotation, as tables that grow with the longest position asked for."""
-
-    def __init__(self, inv_freq_R: Tensor) -> None:
-        self.inv_freq_R = inv_freq_R
-        self._cos_TR = self._sin_TR = inv_freq_R.new_empty((0, len(inv_freq_R)))
-
-    def tables(self, end: int) -> tuple[Tensor, Tensor]:
-        """(cos, sin), each [T, R] with T >= end."""
-        if end > len(self._cos_TR):
-            size = max(256, 1 << (end - 1).bit_length())
-            angles_TR = torch.outer(torch.arange(size, device=self.inv_freq_R.device).float(), self.inv_freq_R)
-            self._cos_TR, self._sin_TR = angles_TR.cos(), angles_TR.sin()
-        return self._cos_TR, self._sin_TR
-
-
-def inverse_frequencies(head_dim: int, theta: float, scaling: RopeScaling | None) -> Tensor:
-    """[R] radians a position. "linear" slows every pair (2306.15595, section 2.2); "llama3" only those whose wavelength
-    is long against the original context, with a ramp between (Llama 3, 2407.21783, section 3.2)."""
-    frequency_R = 1.0 / theta ** (torch.arange(0, head_dim, 2).float() / head_dim)
-    if scaling is None:
-        return frequency_R
-    if scaling.kind == "linear":
-        return frequency_R / scaling.factor
-    turns_R = scaling.original_context * frequency_R / (2 * math.pi)
-    kept_R = ((turns_R - scaling.low_freq) / (scaling.high_freq - scaling.low_freq)).clamp(0, 1)
-    return frequency_R * (kept_R + (1 - kept_R) / scaling.factor)
 
 
 @dataclass(frozen=True, slots=True)

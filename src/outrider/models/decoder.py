@@ -17,10 +17,11 @@ import torch
 from torch import Tensor
 
 from outrider import kernels
-from outrider.core.protocols import EarlyExit, LanguageModel, Pass, Segment
+from outrider.core.protocols import EarlyExit, HeadHost, LanguageModel, Pass, Segment
+from outrider.core.rope import Rope, inverse_frequencies
 from outrider.errors import ConfigError
 from outrider.kernels import CacheRows, Stack, build_stack
-from outrider.models.attention import KERNEL_HEAD_STEP, PassRows, Plan, Rope, inverse_frequencies, plan_pass
+from outrider.models.attention import KERNEL_HEAD_STEP, PassRows, Plan, plan_pass
 from outrider.models.kv import DecoderCache
 from outrider.models.linear import Embedding, Linear
 from outrider.models.loader.checkpoint import Checkpoint
@@ -114,6 +115,19 @@ class Decoder:
     @property
     def n_layers(self) -> int:
         return len(self.layers)
+
+    @property
+    def hidden_size(self) -> int:
+        return self.config.hidden_size
+
+    @property
+    def embedding_rows(self) -> int:
+        return self.config.vocab_size
+
+    @torch.inference_mode()
+    def embed(self, tokens: Seq[int]) -> Tensor:
+        """float32 [T, d] on the model's device."""
+        return self._embedding(torch.tensor(list(tokens), dtype=torch.int64, device=self.device))
 
     @property
     def nbytes(self) -> int:
@@ -255,3 +269,4 @@ class Decoder:
 
 _model: type[LanguageModel] = Decoder
 _exit: type[EarlyExit] = Decoder
+_host: type[HeadHost] = Decoder

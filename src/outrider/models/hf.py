@@ -81,6 +81,8 @@ class TransformersModel:
         self.vocab_size = text.vocab_size
         self.context_length: int = getattr(text, "max_position_embeddings", None) or 2048
         self.n_layers: int = text.num_hidden_layers
+        self.hidden_size: int = text.hidden_size
+        self.embedding_rows: int = text.vocab_size
         parameters = inspect.signature(model.forward).parameters
         self._cache_argument = "cache" if "cache" in parameters else "past_key_values"
         self._check_rollback()
@@ -125,6 +127,12 @@ class TransformersModel:
     def nbytes(self) -> int:
         """Bytes of the weights."""
         return sum(weight.nbytes for weight in self._model.parameters())
+
+    @torch.inference_mode()
+    def embed(self, tokens: Seq[int]) -> Tensor:
+        """float32 [T, d]: the rows of the model's input embedding."""
+        rows: Tensor = self._model.get_input_embeddings()(torch.tensor(list(tokens), device=self.device))
+        return rows.float()
 
     def new_cache(self) -> TransformersCache:
         """An empty cache for one sequence."""

@@ -22,8 +22,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from outrider.core.protocols import Pass, Segment
+from outrider.core.rope import Rope
 from outrider.core.tree import depths, visible
-from outrider.models.attention import PassRows, Rope
+from outrider.models.attention import PassRows
 from outrider.models.slots import Arena, SlotCache
 
 log = logging.getLogger("outrider")

@@ -9,8 +9,8 @@ from typing import Literal
 
 from tokenizers import Tokenizer as Backend
 
+from outrider.core.json_file import JsonObject
 from outrider.errors import ModelFileError
-from outrider.models.loader.hf_config import JsonObject
 
 Spelling = Literal["byte_level", "sentencepiece"]
 

@@ -12,11 +12,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from outrider.core.rope import RopeScaling
 from outrider.errors import ModelFileError, ModelNotFoundError
 
 ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")
@@ -25,17 +26,6 @@ PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 
 class UnknownArchitectureError(ModelFileError):
     """The file is sound, but its model is none that the native decoder computes; `transformers` may."""
-
-
-@dataclass(frozen=True, slots=True)
-class RopeScaling:
-    """How rotations are slowed for long contexts; the last three fields are used by "llama3" only."""
-
-    kind: Literal["linear", "llama3"]
-    factor: float
-    original_context: int = 8192
-    low_freq: float = 1.0
-    high_freq: float = 4.0
 
 
 @dataclass(frozen=True, slots=True)

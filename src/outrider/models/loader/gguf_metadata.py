@@ -6,8 +6,9 @@ import math
 from pathlib import Path
 from typing import TypeVar, cast
 
+from outrider.core.rope import RopeScaling
 from outrider.errors import ModelFileError
-from outrider.models.loader.checkpoint import DAMAGED, GGUFVocabulary, RopeScaling
+from outrider.models.loader.checkpoint import DAMAGED, GGUFVocabulary
 from outrider.models.loader.gguf_header import Value
 
 Item = TypeVar("Item", str, int, float)

@@ -14,15 +14,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from outrider.core.json_file import JsonObject, parse_object
 from outrider.errors import ModelFileError
 from outrider.models.loader.checkpoint import RawTensor, TokenizerFolder, check_layout, check_sizes
-from outrider.models.loader.hf_config import (
-    JsonObject,
-    architecture,
-    parse_object,
-    read_chat_template,
-    read_config,
-)
+from outrider.models.loader.hf_config import architecture, read_chat_template, read_config
 
 DTYPE_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
 MOST_HEADER_BYTES = 100_000_000
