@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 from outrider.core.protocols import Drafter
 from outrider.drafters.cascade import CascadeDrafter
 from outrider.drafters.draft_model import DraftModelDrafter
+from outrider.drafters.eagle3 import Eagle3Drafter
 from outrider.drafters.fixed import FixedDrafter
 from outrider.drafters.layer_skip import LayerSkipDrafter
 from outrider.drafters.ngram import NgramDrafter
@@ -14,9 +17,29 @@ from outrider.drafters.none import NoneDrafter
 from outrider.drafters.prediction import PredictionDrafter
 from outrider.drafters.suffix import SuffixDrafter
 from tests.contract.world import PREDICTION, WatchedModel
+from tests.tiny_head import random_head
 
 Factory = Callable[[WatchedModel], Drafter]
 """Makes a drafter that uses this model, if it needs one."""
+
+
+def eagle3(model: WatchedModel, *, method: str = "auto", min_confidence: float = 0.0, **fields: Any) -> Eagle3Drafter:
+    """A random head on a table model: 16 wide, with an embedding of its own."""
+    vocab = model.vocab_size
+    head = random_head(
+        vocab=vocab,
+        hidden_size=16,
+        n_heads=2,
+        n_kv_heads=1,
+        head_dim=8,
+        target_hidden_size=vocab,
+        own_embedding=True,
+        layer_ids=(0, 1, 2),
+        seed=2,
+        **fields,
+    )
+    return Eagle3Drafter(target=model, head=head, draft_sample_method=method, min_confidence=min_confidence)
+
 
 FACTORIES: dict[str, dict[str, Factory]] = {
     "none": {"": lambda model: NoneDrafter()},
@@ -44,6 +67,16 @@ FACTORIES: dict[str, dict[str, Factory]] = {
         "stops": lambda model: DraftModelDrafter(model=model, min_confidence=0.4),
     },
     "layer_skip": {"": lambda model: LayerSkipDrafter(target=model, layers=1)},
+    "eagle3": {
+        "auto": eagle3,
+        "greedy": partial(eagle3, method="greedy"),
+        "probabilistic": partial(eagle3, method="probabilistic"),
+        "coupled": partial(eagle3, method="coupled"),
+        "subset": lambda model: eagle3(model, draft_ids=[1] if model.vocab_size == 2 else [1, 3, 4, 6]),
+        "window": partial(eagle3, context_length=3),
+        "switches": partial(eagle3, fc_norm=True, norm_output=True, norm_before_residual=True),
+        "stops": partial(eagle3, min_confidence=0.4),
+    },
     "cascade": {
         "": lambda model: CascadeDrafter(drafters=[SuffixDrafter(), DraftModelDrafter(model=model)]),
         "model-free": lambda model: CascadeDrafter(drafters=[PredictionDrafter(), SuffixDrafter(), NgramDrafter()]),

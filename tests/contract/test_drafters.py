@@ -6,6 +6,7 @@ import gc
 import random
 import re
 import weakref
+from collections import defaultdict
 from functools import cache
 from itertools import count
 from pathlib import Path
@@ -20,6 +21,7 @@ from outrider.core.rng import CounterRng, ExhaustiveRng, Rng
 from outrider.core.types import SamplingParams, Sequence
 from outrider.drafters.cascade import CascadeDrafter
 from outrider.drafters.draft_model import DraftModelDrafter
+from outrider.drafters.eagle3 import Eagle3Drafter
 from outrider.drafters.fixed import FixedDrafter
 from outrider.drafters.none import NoneDrafter
 from tests.contract.factories import FACTORIES, VARIANTS
@@ -28,6 +30,7 @@ from tests.contract.world import (
     RULED_PARAMS,
     VOCAB,
     WatchedModel,
+    begin,
     commit_tokens,
     finish,
     needs_q,
@@ -37,6 +40,8 @@ from tests.contract.world import (
     watched,
 )
 
+Q_ERROR = defaultdict(float, eagle3=1e-6)
+"""Networks add up in another order when they run other rows beside."""
 PROMPTS = [[1, 2, 3, 1, 2], [4], [0, 5, 5, 0, 5, 5, 0]]
 
 
@@ -98,7 +103,7 @@ def test_drafts_are_what_was_declared(drafter: Drafter, rule: str, params: Sampl
     sources = {member.name for member in getattr(drafter, "drafters", [drafter])}
     for seq_id, prompt in enumerate(PROMPTS):
         seq = sequence(seq_id, prompt, params, rule, seed=seq_id)
-        drafter.open(seq)
+        begin(drafter, seq)
         dice = random.Random(seq_id)
         for _ in range(8):
             draft = propose_one(drafter, seq, 5)
@@ -117,7 +122,7 @@ def test_drafts_are_what_was_declared(drafter: Drafter, rule: str, params: Sampl
 def test_a_budget_is_a_limit_and_zero_is_no_work(drafter: Drafter, model: WatchedModel) -> None:
     seqs = [sequence(i, PROMPTS[i % 3]) for i in range(6)]
     for seq in seqs:
-        drafter.open(seq)
+        begin(drafter, seq)
     before = model.passes
     nothing = drafter.propose(seqs, [0] * 6, CounterRng())
     assert model.passes == before
@@ -134,10 +139,10 @@ def test_a_budget_is_a_limit_and_zero_is_no_work(drafter: Drafter, model: Watche
 def test_passes_are_counted(variant: tuple[str, str]) -> None:
     model = watched(1)
     drafter = make(variant, model)
-    counted = getattr(drafter, "model", model)
+    counted = drafter if isinstance(drafter, Eagle3Drafter) else getattr(drafter, "model", model)
     seqs = [sequence(i, prompt) for i, prompt in enumerate(PROMPTS)]
     for seq in seqs:
-        drafter.open(seq)
+        begin(drafter, seq)
     draft = drafter.propose(seqs, [3, 3, 2], CounterRng())
     assert max(d.passes for d in draft.seqs) == counted.passes
 
@@ -148,13 +153,13 @@ def test_state_after_any_history_is_that_of_a_fresh_drafter(variant: tuple[str, 
     rule, params = RULED_PARAMS[2 * seed]
     old = make(variant, model)
     seq = sequence(7, PROMPTS[seed % 3], params, rule, seed=seed)
-    old.open(seq)
+    begin(old, seq)
     for _ in range(6):
         wander(old, seq, dice.randrange(4), dice)
         fresh = make(variant, model)
-        fresh.open(seq)
+        begin(fresh, seq)
         budget = dice.randint(1, 5)
-        assert same(propose_one(old, seq, budget), propose_one(fresh, seq, budget))
+        assert same(propose_one(old, seq, budget), propose_one(fresh, seq, budget), Q_ERROR[variant[0]])
         if getattr(old, "drafters", None) is None:
             assert digests(old, seq) == digests(fresh, seq)
         fresh.close(seq)
@@ -180,18 +185,18 @@ def test_interleaved_opens_and_closes_do_not_mix(
 ) -> None:
     dice, ids = random.Random(5), count(10)
     live = [sequence(next(ids), PROMPTS[0])]
-    drafter.open(live[0])
+    begin(drafter, live[0])
     for turn in range(8):
         if turn % 2 == 0:
             live.append(sequence(next(ids), PROMPTS[turn % 3]))
-            drafter.open(live[-1])
+            begin(drafter, live[-1])
         if turn % 3 == 2:
             drafter.close(live.pop(dice.randrange(len(live))))
         draft = drafter.propose(live, [3] * len(live), CounterRng())
         for seq, own in zip(live, draft.seqs, strict=True):
             fresh = make(variant, model)
-            fresh.open(seq)
-            assert same(own, propose_one(fresh, seq, 3))
+            begin(fresh, seq)
+            assert same(own, propose_one(fresh, seq, 3), Q_ERROR[variant[0]])
             fresh.close(seq)
         dice.shuffle(live)
         for seq in live:
@@ -202,7 +207,7 @@ def test_nothing_is_left_after_close(drafter: Drafter) -> None:
     seqs = [sequence(i, prompt) for i, prompt in enumerate(PROMPTS)]
     caches = [model.caches for model in models(drafter)]
     for seq in seqs:
-        drafter.open(seq)
+        begin(drafter, seq)
         wander(drafter, seq, 4, random.Random(1))
     for seq in seqs:
         drafter.close(seq)
@@ -231,13 +236,13 @@ def test_closing_twice_or_unopened_is_harmless(drafter: Drafter) -> None:
 
 def test_an_id_can_be_used_again(variant: tuple[str, str], drafter: Drafter, model: WatchedModel) -> None:
     first, second = sequence(1, PROMPTS[0]), sequence(1, PROMPTS[2])
-    drafter.open(first)
+    begin(drafter, first)
     wander(drafter, first, 5, random.Random(0))
     drafter.close(first)
-    drafter.open(second)
+    begin(drafter, second)
     fresh = make(variant, model)
-    fresh.open(second)
-    assert same(propose_one(drafter, second, 4), propose_one(fresh, second, 4))
+    begin(fresh, second)
+    assert same(propose_one(drafter, second, 4), propose_one(fresh, second, 4), Q_ERROR[variant[0]])
 
 
 def test_a_drafter_switched_in_midway_continues_the_answer(variant: tuple[str, str]) -> None:
@@ -252,7 +257,7 @@ def test_a_drafter_switched_in_midway_continues_the_answer(variant: tuple[str, s
     finish([seq], target, first, 3)
     seq.params, seq.finish_reason = GREEDY, None
     second = make(variant, watched(1))
-    second.open(seq)
+    begin(second, seq)
     assert finish([seq], target, second, 4) == [expected]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -29,6 +30,18 @@ class WatchedModel(TableModel):
     """A table model that knows its open caches, can leave early, and fails on sequences that hold a poison token."""
 
     n_layers = 2
+
+    @property
+    def hidden_size(self) -> int:
+        return self.vocab_size
+
+    @property
+    def embedding_rows(self) -> int:
+        return self.vocab_size
+
+    def embed(self, tokens: Seq[int]) -> Tensor:
+        """One-hot rows, like the features."""
+        return torch.eye(self.vocab_size)[list(tokens)]
 
     def __init__(self, logits: Tensor, *, poison: int | None = None, context_length: int = 4096) -> None:
         table = TableModel.from_table(logits, context_length=context_length)
@@ -80,7 +93,26 @@ def sequence(
     """A sequence with a rule and a prediction, not yet opened anywhere."""
     seq = Sequence(seq_id, list(prompt), params, seed=seed, prediction=list(PREDICTION))
     seq.rule = verifier_class(rule)()
+    seq.cache = TableCache()
     return seq
+
+
+def begin(drafter: Drafter, seq: Sequence) -> None:
+    """Opens a sequence, new or resumed, and prefills: hidden states come for all tokens but the last."""
+    drafter.open(seq)
+    assert isinstance(seq.cache, TableCache)
+    seq.cache.tokens = []
+    gain(drafter, seq, Committed(seq.tokens[:-1], 0))
+
+
+def gain(drafter: Drafter, seq: Sequence, committed: Committed) -> None:
+    """The target's cache gains all positions but the last, as a pass of a `WatchedModel` would have it."""
+    assert isinstance(seq.cache, TableCache)
+    gained = seq.tokens[len(seq.cache.tokens) : -1]
+    seq.cache.tokens = seq.tokens[:-1]
+    features = torch.eye(VOCAB, dtype=torch.float64)[gained].repeat(1, len(drafter.wants)) if drafter.wants else None
+    if committed.tokens:
+        drafter.commit(seq, replace(committed, features_TF=features))
 
 
 def append(seq: Sequence, decided: list[Decided]) -> int:
@@ -99,9 +131,9 @@ def start(seqs: Seq[Sequence], target: TableModel, drafter: Drafter) -> None:
         drafter.open(seq)
         seq.cache = target.new_cache()
         if len(seq.tokens) > 1:
-            target.forward([Segment(seq.cache, seq.tokens[:-1])], logits=False)
+            out = target.forward([Segment(seq.cache, seq.tokens[:-1])], logits=False, taps=drafter.wants)
             seq.cache.keep(range(len(seq.tokens) - 1))
-            drafter.commit(seq, Committed(seq.tokens[: seq.prompt_len - 1], 0))
+            drafter.commit(seq, Committed(seq.tokens[: seq.prompt_len - 1], 0, out.features_MF))
 
 
 def finish(
@@ -121,13 +153,16 @@ def finish(
 def commit_tokens(drafter: Drafter, seq: Sequence, tokens: Seq[int], accepted: int) -> None:
     """Tokens become final by other means than this drafter's draft."""
     seq.tokens.extend(tokens)
-    drafter.commit(seq, Committed(list(tokens), accepted))
+    gain(drafter, seq, Committed(list(tokens), accepted))
 
 
-def same(a: SeqDraft, b: SeqDraft) -> bool:
-    """Whether two drafts are equal in everything that a rule or a controller can see."""
+def same(a: SeqDraft, b: SeqDraft, q_error: float = 0.0) -> bool:
+    """Whether two drafts are equal in everything that a rule or a controller can see; q within `q_error`."""
     flat = (a.tokens, a.parents, a.law, a.q_row, a.source) == (b.tokens, b.parents, b.law, b.q_row, b.source)
-    rows = a.q_rows == b.q_rows
+    rows = len(a.q_rows) == len(b.q_rows) and all(
+        torch.allclose(x.to_dense(), y.to_dense(), rtol=0, atol=q_error)
+        for x, y in zip(a.q_rows, b.q_rows, strict=True)
+    )
     return flat and rows and torch.allclose(torch.tensor(a.confidence), torch.tensor(b.confidence))
 
 

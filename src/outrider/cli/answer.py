@@ -204,7 +204,7 @@ def preamble(llm: LLM, choice: ModelChoice, seed: int | None) -> dict[str, objec
     """What ran: the beginning of every JSON document."""
     return {
         "model": llm.name,
-        "draft_model": llm.opened_draft.name if llm.opened_draft else None,
+        "draft_model": llm.draft_name,
         "drafter": llm.engine.method,
         "k": DEFAULT_K if choice.k is None else choice.k,
         "rule": llm.engine.rule,

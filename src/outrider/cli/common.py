@@ -59,7 +59,7 @@ DrafterName = Annotated[
         "-d",
         metavar="NAME",
         parser=one_drafter,
-        help="What drafts: none, ngram, suffix, prediction, draft_model, layer_skip, cascade. "
+        help="What drafts: none, ngram, suffix, prediction, draft_model, layer_skip, eagle3, cascade. "
         "[default: draft_model with --draft-model, prediction with --prediction, else suffix]",
     ),
 ]
@@ -70,7 +70,10 @@ DrafterNames = Annotated[
     ),
 ]
 DraftModel = Annotated[
-    str | None, typer.Option("--draft-model", metavar="MODEL", help="A smaller model of the target's vocabulary.")
+    str | None,
+    typer.Option(
+        "--draft-model", metavar="MODEL", help="A smaller model of the target's vocabulary; for eagle3, its head."
+    ),
 ]
 DraftLength = Annotated[
     int | None,

@@ -121,7 +121,7 @@ def facts(
         "machine": machine,
         "model": {
             "target": llm.name,
-            "draft": llm.opened_draft.name if llm.opened_draft else None,
+            "draft": llm.draft_name,
             "plan": plan_json(llm.plan),
             "warnings": list(llm.warnings),
         },

@@ -24,6 +24,7 @@ DRAFTERS: Mapping[str, str] = MappingProxyType(
         "prediction": "outrider.drafters.prediction:PredictionDrafter",
         "draft_model": "outrider.drafters.draft_model:DraftModelDrafter",
         "layer_skip": "outrider.drafters.layer_skip:LayerSkipDrafter",
+        "eagle3": "outrider.drafters.eagle3:Eagle3Drafter",
         "cascade": "outrider.drafters.cascade:CascadeDrafter",
     }
 )

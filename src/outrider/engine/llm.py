@@ -20,6 +20,7 @@ from outrider.engine.engine import Engine, require_judgeable, resolve_rule
 from outrider.engine.opening import (
     DraftOptions,
     build_drafter,
+    find_head,
     missing_draft,
     needs_of,
     open_model,
@@ -49,7 +50,8 @@ class LLM:
 
     `model`            a path, a catalogue name (default: SmolLM2-135M-Instruct), `hf:org/name[:file]`, `pypi:package`
     `drafter`          one name or several, the first is a request's default; "none" and "prediction" are always there
-    `draft_model`      a second, smaller model of the same vocabulary; with it the default drafter is "draft_model"
+    `draft_model`      a second, smaller model of the same vocabulary; with it the default drafter is "draft_model".
+                       For a drafter that is a head on the target ("eagle3"): the head's folder or file
     `k`                draft tokens a round of a request that asks for no other number; 0 switches speculation off
     `rule`             "auto" (greedy at temperature 0, block otherwise) or a rule's name
     `drafter_options`  options by drafter name
@@ -86,6 +88,7 @@ class LLM:
         controller = controller_class("fixed")(k)
         names = _drafter_names(drafter, has_draft=draft_model is not None)
         _check_options(names, rule, threads, has_draft=draft_model is not None)
+        rides = draft_model is not None and any("head" in needs_of(name) for name in names)
         target = open_model(model, dtype=dtype, device=device, offline=offline, progress=progress, on_load=on_load)
         draft = (
             open_model(
@@ -97,20 +100,30 @@ class LLM:
                 progress=progress,
                 on_load=on_load,
             )
-            if draft_model is not None
+            if draft_model is not None and not rides
+            else None
+        )
+        head = (
+            find_head(draft_model, target, dtype=draft_dtype, offline=offline, progress=progress)
+            if draft_model is not None and rides
             else None
         )
         self.opened: LoadedModel | None = target
         self.opened_draft = draft
+        self.draft_name: str | None = draft_model
         cores = _share_cores(threads, [target] if draft is None else [target, draft])
         self.plan = [*_plan(target, draft, names, k, rule), cores]
         self.warnings = _warnings(target, draft, names, k, rule)
         for warning in self.warnings:
             log.warning("%s", warning)
         drafters = {
-            name: build_drafter(name, target.model, draft.model if draft else None, (drafter_options or {}).get(name))
+            name: build_drafter(
+                name, target.model, draft.model if draft else None, (drafter_options or {}).get(name), head
+            )
             for name in names
         }
+        if head is not None:
+            self.plan.append(Decision("head", head.name, f"read from {head.path.name}; it fits the target"))
         self._finish(target.model, drafters, controller, rule, target.tokenizer, target.template, max_batch, on_trace)
 
     @classmethod
@@ -136,6 +149,7 @@ class LLM:
             raise ConfigError(f"target {target!r} is a name: from_parts takes a LanguageModel; for names use LLM(...)")
         self = cls.__new__(cls)
         self.opened, self.opened_draft, self.plan, self.warnings = None, None, [], []
+        self.draft_name = None
         controller = controller or controller_class("fixed")(k)
         self._finish(target, dict(drafters), controller, rule, tokenizer, template, max_batch, on_trace)
         return self
@@ -340,8 +354,14 @@ def _check_options(names: list[str], rule: str, threads: int | None, *, has_draf
     if rule != "auto":
         verifier_class(rule)
     for name in names:
-        if "model" in needs_of(name) and not has_draft:
+        if needs_of(name) & {"model", "head"} and not has_draft:
             raise ConfigError(missing_draft(name))
+    heads, drafts = ([name for name in names if need in needs_of(name)] for need in ("head", "model"))
+    if heads and drafts:
+        raise ConfigError(
+            f"drafters {heads[0]!r} and {drafts[0]!r} read different things from one draft_model, a head and a model: "
+            "name one of them"
+        )
 
 
 def _plan(target: LoadedModel, draft: LoadedModel | None, names: list[str], k: int, rule: str) -> list[Decision]:

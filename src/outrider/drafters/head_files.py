@@ -1,0 +1,122 @@
+"""Files of draft heads, whatever their kind: a configuration and named tensors, read, checked and written.
+
+A head is a folder with config.json and model.safetensors (or another single .safetensors file) or pytorch_model.bin, or
+one of those files with config.json beside it. A .bin file is unpickled with `weights_only=True`: tensors only.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from outrider.core.json_file import JsonObject
+from outrider.errors import ConfigError, ModelFileError, ModelNotFoundError
+
+CONFIG, SAFETENSORS, PICKLE = "config.json", "model.safetensors", "pytorch_model.bin"
+N_SHOWN = 6
+
+
+@dataclass(frozen=True, slots=True)
+class HeadFiles:
+    """A head as its files have it. `path` is the file with the tensors."""
+
+    path: Path
+    config: JsonObject
+    tensors: dict[str, Tensor]
+
+
+def read_head(path: str | Path) -> HeadFiles:
+    """Raises ModelNotFoundError for no file, ModelFileError for a bad one."""
+    weights = _weights_file(Path(path).expanduser())
+    config = JsonObject.read(weights.parent / CONFIG)
+    return HeadFiles(weights, config, _load_pickle(weights) if weights.suffix == ".bin" else _load(weights))
+
+
+def write_head(folder: str | Path, config: Mapping[str, object], tensors: Mapping[str, Tensor], *, file: str) -> None:
+    """Writes config.json and the tensors as `file` (model.safetensors or pytorch_model.bin) into `folder`."""
+    if file not in (SAFETENSORS, PICKLE):
+        raise ConfigError(f"weights file {file!r} is not allowed: give {SAFETENSORS} or {PICKLE}")
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    if file == PICKLE:
+        torch.save(contiguous, folder / file)
+    else:
+        save_file(contiguous, folder / file, metadata={"format": "pt"})
+
+
+def check_tensors(
+    files: HeadFiles,
+    what: str,
+    required: Mapping[str, tuple[int, ...]],
+    optional: Mapping[str, tuple[int, ...]],
+    ignored: Iterable[str] = (),
+) -> dict[str, Tensor]:
+    """The tensors of `files` without those `ignored`. Raises ModelFileError that names what is missing, unexpected or
+    of another shape."""
+    tensors = {name: tensor for name, tensor in files.tensors.items() if name not in set(ignored)}
+    if missing := [name for name in required if name not in tensors]:
+        raise ModelFileError(
+            f"{files.path} lacks {_listed(missing)} that {what} of this {CONFIG} needs. Fetch it again, or correct it"
+        )
+    expected = {**required, **optional}
+    if unexpected := [name for name in tensors if name not in expected]:
+        raise ModelFileError(
+            f"{files.path} has {_listed(unexpected)} that {what} of this {CONFIG} has no place for, so it would "
+            "compute something else than it was trained for"
+        )
+    for name, tensor in tensors.items():
+        if tuple(tensor.shape) != expected[name]:
+            shapes = f"shape {list(tensor.shape)}, and {CONFIG} says {list(expected[name])}"
+            raise ModelFileError(f"{files.path}: tensor {name} has {shapes}")
+    return tensors
+
+
+def _weights_file(path: Path) -> Path:
+    if path.is_file():
+        if path.suffix not in (".safetensors", ".bin"):
+            raise ModelFileError(
+                f"{path} is no draft head: give a .safetensors or .bin file, or the folder that holds it"
+            )
+        return path
+    if not path.is_dir():
+        raise ModelNotFoundError(f"{path} does not exist. Give the folder of a draft head, or its weights file")
+    found = sorted(path.glob("*.safetensors"))
+    for candidate in (path / SAFETENSORS, path / PICKLE, *(found if len(found) == 1 else [])):
+        if candidate.is_file():
+            return candidate
+    raise ModelFileError(f"{path} holds neither {SAFETENSORS} nor {PICKLE}: give the folder of a draft head")
+
+
+def _load(path: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(path)
+    except (SafetensorError, OSError, ValueError) as error:
+        raise ModelFileError(f"{path} cannot be read: {str(error).splitlines()[0][:120]}. Fetch it again") from None
+
+
+def _load_pickle(path: Path) -> dict[str, Tensor]:
+    try:
+        loaded: object = torch.load(path, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:120]
+        raise ModelFileError(
+            f"{path} is refused: it holds more than tensors, or is damaged ({reason}). Take a .safetensors file"
+        ) from None
+    if not isinstance(loaded, dict) or not all(isinstance(v, Tensor) for v in loaded.values()):
+        raise ModelFileError(f"{path} holds no dictionary of tensors. Take a .safetensors file")
+    return {str(name): tensor for name, tensor in loaded.items()}
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - N_SHOWN} more" if len(names) > N_SHOWN else ""
+    return f"the tensor{'s' if len(names) > 1 else ''} {', '.join(name[:80] for name in names[:N_SHOWN])}{more}"
