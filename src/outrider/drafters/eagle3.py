@@ -102,7 +102,7 @@ class Eagle3Drafter(ChainDrafter[Eagle3State]):
 
     target        the model that the head rides on
     identity      what the target is called and what its token ids stand for; None: sizes alone are compared
-    other_target  accept a head whose file names another target
+    other_target  accept a head whose file names another target; sizes and token ids must agree anyway
     dtype         of the head's weights: "float32", "bfloat16", or "auto" (float32 on a CPU, the file's own elsewhere)
     draft_sample_method, greedy_below_temperature, min_confidence   as `draft_model`
 

@@ -50,9 +50,9 @@ class Eagle3Config:
         return N_FEATURES if self.layer_ids is None else len(self.layer_ids)
 
     def trained_for(self, *, by_name: bool) -> TrainedFor:
-        """What a target is compared with; without `by_name` by sizes alone."""
-        name, vocabulary = (self.target_name, self.vocabulary_sha256) if by_name else (None, None)
-        return TrainedFor(self.target_hidden_size, self.vocab_size, name, vocabulary)
+        """What a target is compared with."""
+        name = self.target_name if by_name else None
+        return TrainedFor(self.target_hidden_size, self.vocab_size, name, self.vocabulary_sha256)
 
 
 class Midlayer(nn.Module):
@@ -180,7 +180,7 @@ def training_time_test(
         loss = (loss_BR * count_BR).sum() / n_counted
         total = total + decay**step * loss
         agree_BR = (said_BRS.argmax(-1) == aim_BRS.argmax(-1)) & count_BR
-        losses.append(float(loss))
+        losses.append(float(loss.detach()))
         agreements.append(float(agree_BR.sum() / n_counted))
     return StepLosses(total, losses, agreements)
 

@@ -1,0 +1,259 @@
+"""The head's arithmetic against a plain reference of its own, and the loss that trains it."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from outrider.core.json_file import JsonObject
+from outrider.core.rope import RopeScaling
+from outrider.drafters.eagle3_net import Eagle3Net, training_time_test
+from outrider.drafters.head_layer import HeadCache, LayerShape
+from outrider.errors import ModelFileError
+from tests.tiny_head import SHAPE, random_head
+
+VOCAB, IDS = 40, [1, 4, 5, 9, 12, 20, 33, 39]
+SWITCHES: list[dict[str, Any]] = [
+    {},
+    {"fc_norm": True},
+    {"norm_before_fc": True},
+    {"norm_output": True},
+    {"norm_before_residual": True},
+    {"fc_norm": True, "norm_output": True, "norm_before_residual": True},
+    {"qk_norm": True, "bias": True},
+    {"rope_theta": 50.0},
+    {"rope_scaling": RopeScaling("linear", 4.0)},
+    {"target_hidden_size": 48},
+    {"layer_ids": (1, 3)},
+]
+
+
+def head(**fields: Any) -> Eagle3Net:
+    return random_head(vocab=VOCAB, draft_ids=IDS, own_embedding=True, **fields).double()
+
+
+def inputs(net: Eagle3Net, length: int = 9) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(5)
+    width = net.config.n_features * net.config.target_hidden_size
+    features = torch.randn(length, width, generator=generator, dtype=torch.float64)
+    return features, torch.randint(VOCAB, (length,), generator=generator)
+
+
+def rms(x: Tensor, weight: Tensor) -> Tensor:
+    return x / torch.sqrt((x * x).mean(-1, keepdim=True) + SHAPE.norm_eps) * weight
+
+
+def turned(x: Tensor, position: int, theta: float, stretch: float) -> Tensor:
+    """One head's vector, pair by pair."""
+    half = len(x) // 2
+    out = x.clone()
+    for r in range(half):
+        angle = position / stretch / theta ** (2 * r / len(x))
+        out[r] = x[r] * math.cos(angle) - x[r + half] * math.sin(angle)
+        out[r + half] = x[r + half] * math.cos(angle) + x[r] * math.sin(angle)
+    return out
+
+
+def reference(net: Eagle3Net, features: Tensor, tokens: list[int], drafted: list[int]) -> Tensor:
+    """[1 + drafts, S] logits: behind the committed tokens, then behind each drafted one. Row by row, from the names."""
+    w = {name: tensor.detach() for name, tensor in net.state_dict().items()}
+    c, shape = net.config, net.config.layer
+    stretch = shape.rope_scaling.factor if shape.rope_scaling else 1.0
+    layer, attn = "midlayer.", "midlayer.self_attn."
+    rows: list[tuple[list[Tensor], list[Tensor]]] = []
+    logits = []
+    last = torch.empty(0)
+    everything = [*tokens, *drafted]
+    for t in range(len(everything) - 1):
+        if t < len(tokens) - 1:
+            f = features[t]
+            if c.fc_norm:
+                parts = f.split(c.target_hidden_size)
+                f = torch.cat([rms(part, w[f"fc_norm.{i}.weight"]) for i, part in enumerate(parts)])
+            if c.norm_before_fc:
+                f = rms(f, w["input_norm.weight"])
+            g = w["fc.weight"] @ f
+        else:
+            g = last
+        u = rms(g, w[layer + "hidden_norm.weight"])
+        x = torch.cat([rms(w["embed_tokens.weight"][everything[t + 1]], w[layer + "input_layernorm.weight"]), u])
+
+        def heads(part: str, count: int, x: Tensor = x, t: int = t) -> list[Tensor]:
+            y = w[attn + f"{part}_proj.weight"] @ x + w.get(attn + f"{part}_proj.bias", torch.zeros(1))
+            split = list(y.split(shape.head_dim))
+            assert len(split) == count
+            if shape.qk_norm and part != "v":
+                split = [rms(one, w[attn + f"{part}_norm.weight"]) for one in split]
+            return split if part == "v" else [turned(one, t, shape.rope_theta, stretch) for one in split]
+
+        rows.append((heads("k", shape.n_kv_heads), heads("v", shape.n_kv_heads)))
+        mixed = []
+        for h, q in enumerate(heads("q", shape.n_heads)):
+            group = h // (shape.n_heads // shape.n_kv_heads)
+            scores = torch.stack([q @ keys[group] for keys, _ in rows]) / math.sqrt(shape.head_dim)
+            mixed.append(sum(s * values[group] for s, (_, values) in zip(scores.softmax(0), rows, strict=True)))
+        out = w[attn + "o_proj.weight"] @ torch.cat(mixed) + w.get(attn + "o_proj.bias", torch.zeros(1))
+        z = (u if c.norm_before_residual else g) + out
+        n = rms(z, w[layer + "post_attention_layernorm.weight"])
+        gate, up = w[layer + "mlp.gate_proj.weight"] @ n, w[layer + "mlp.up_proj.weight"] @ n
+        y = z + w[layer + "mlp.down_proj.weight"] @ (gate / (1 + torch.exp(-gate)) * up)
+        normed = rms(y, w["norm.weight"])
+        last = normed if c.norm_output else y
+        if t >= len(tokens) - 2:
+            logits.append(w["lm_head.weight"] @ normed)
+    return torch.stack(logits)
+
+
+def drafted_logits(net: Eagle3Net, features: Tensor, tokens: list[int], drafted: list[int]) -> Tensor:
+    """The same by the network's parts and the cache, as the drafter puts them together."""
+    assert net.embed_tokens is not None
+    attention, cache, logits = net.midlayer.self_attn, HeadCache(0), []
+    carried = net.fuse(features[: len(tokens) - 1])
+    for t, token in enumerate([*tokens, *drafted][1:]):
+        g = carried[t : t + 1] if t < len(tokens) - 1 else carried[-1:]
+        position = torch.tensor([t])
+        x, residual = net.inputs(net.embed_tokens(torch.tensor([token])), g)
+        cache.append(*(part.detach() for part in attention.keys_values(x, position)))
+        if t >= len(tokens) - 2:
+            mixed = cache.mix(attention.queries(x, position)[0], 100)[None]
+            said, carried = net.read(net.midlayer.finish(residual, mixed))
+            logits.append(said[0])
+    return torch.stack(logits)
+
+
+@pytest.mark.parametrize("fields", SWITCHES, ids=lambda f: "-".join(f) or "plain")
+def test_the_network_equals_a_plain_reference(fields: dict[str, Any]) -> None:
+    net = head(**fields)
+    features, ids = inputs(net, 6)
+    tokens, drafted = ids.tolist(), [3, 9, 1]
+    with torch.no_grad():
+        got = drafted_logits(net, features, tokens, drafted)
+    expected = reference(net, features, tokens, drafted)
+    assert got.shape == (4, len(IDS))
+    assert torch.allclose(got.double(), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("switch", ["norm_output", "norm_before_residual"])
+def test_switches_without_tensors_change_the_arithmetic(switch: str) -> None:
+    plain, switched = head(), head(**{switch: True})
+    assert all(torch.equal(a, b) for a, b in zip(plain.parameters(), switched.parameters(), strict=True))
+    features, ids = inputs(plain, 6)
+    with torch.no_grad():
+        a, b = (drafted_logits(net, features, ids.tolist(), [3, 9]) for net in (plain, switched))
+    same_first = torch.equal(a[0], b[0])
+    assert same_first == (switch == "norm_output")  # its first draft token does not depend on it, the next ones do
+    assert not torch.allclose(a[1:], b[1:], rtol=1e-3)
+
+
+def test_the_loss_sees_what_drafting_sees() -> None:
+    """Step i of row t is the head drafting behind position t, with the text's own tokens as its draft."""
+    net = head(norm_output=True)
+    features, ids = inputs(net)
+    tokens, steps = ids.tolist(), 3
+    aims = torch.randn(len(tokens), VOCAB, generator=torch.Generator().manual_seed(1), dtype=torch.float64) * 3
+    got = training_time_test(net, features[None], ids[None], aims[None], steps=steps, decay=0.5)
+    total = 0.0
+    for step in range(steps):
+        losses, agreed = [], 0
+        for t in range(len(tokens) - 1 - step):
+            with torch.no_grad():
+                said = drafted_logits(net, features, tokens[: t + 2], tokens[t + 2 : t + 2 + step])[step].double()
+            aim = aims[t + 1 + step]
+            if int(aim.argmax()) not in IDS:
+                continue
+            p = aim[IDS].softmax(0)
+            losses.append(float(-(p * said.log_softmax(0)).sum()))
+            agreed += int(said.argmax() == p.argmax())
+        assert losses
+        assert got.loss_by_step[step] == pytest.approx(sum(losses) / len(losses), rel=1e-4)
+        assert got.agreement_by_step[step] == pytest.approx(agreed / len(losses))
+        total += 0.5**step * got.loss_by_step[step]
+    assert float(got.total) == pytest.approx(total, rel=1e-5)
+
+
+def test_uncounted_positions_and_tokens_outside_the_vocabulary_do_not_train() -> None:
+    net = head()
+    features, ids = inputs(net)
+    aims = torch.zeros(1, len(ids), VOCAB, dtype=torch.float64)
+    aims[..., 0] = 9.0  # outside the draft vocabulary
+    nothing = training_time_test(net, features[None], ids[None], aims, steps=2)
+    assert nothing.loss_by_step == [0.0, 0.0]
+    aims[:, 4, IDS[2]] = 20.0
+    counted = torch.zeros(1, len(ids), dtype=torch.bool)
+    assert training_time_test(net, features[None], ids[None], aims, steps=2, counted_BT=counted).total == 0
+    counted[0, 4] = True
+    one = training_time_test(net, features[None], ids[None], aims, steps=2, counted_BT=counted)
+    assert all(loss > 0 for loss in one.loss_by_step)
+    one.total.backward()
+    assert all(p.grad is not None for name, p in net.named_parameters() if name != "embed_tokens.weight")
+
+
+def test_a_batch_is_its_rows() -> None:
+    net = head()
+    parts = [inputs(net), tuple(x.flip(0) for x in inputs(net))]
+    aims = torch.randn(2, 9, VOCAB, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    aims[..., IDS] += 8
+    both = training_time_test(
+        net, torch.stack([f for f, _ in parts]), torch.stack([t for _, t in parts]), aims, steps=3
+    )
+    alone = [training_time_test(net, f[None], t[None], aims[i : i + 1], steps=3) for i, (f, t) in enumerate(parts)]
+    for step in range(3):
+        mean = (alone[0].loss_by_step[step] + alone[1].loss_by_step[step]) / 2
+        assert both.loss_by_step[step] == pytest.approx(mean, rel=1e-5)
+
+
+def test_bfloat16_is_close() -> None:
+    exact, rough = head().float(), head().bfloat16()
+    features, ids = inputs(exact, 6)
+    with torch.no_grad():
+        a, b = (drafted_logits(net, features.float(), ids.tolist(), [3]) for net in (exact, rough))
+    assert b.dtype == torch.float32
+    assert float((a - b).abs().max()) < 0.1 * float(a.abs().max())
+
+
+def test_the_cache_keeps_its_window_and_forgets_drafts() -> None:
+    cache = HeadCache(10)
+    rows = torch.randn(200, 1, 4)
+    cache.append(rows[:150], rows[:150])
+    cache.append(rows[150:], rows[150:])
+    q = torch.randn(2, 4)
+    before = cache.mix(q, 20)
+    cache.append(rows[:3], rows[:3])
+    cache.truncate(210)
+    cache.keep_last(20)
+    assert (cache.start, cache.end, cache.length) == (190, 210, 20)
+    assert torch.allclose(cache.mix(q, 20), before)
+    scores = (rows[180:, 0] @ q.T / 2).softmax(0)
+    assert torch.allclose(before, scores.T @ rows[180:, 0], atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "'dynamic' is not supported"),
+        ({"num_attention_heads": 3}, "3 heads"),
+        ({"hidden_act": "gelu"}, "gelu"),
+        ({"mlp_bias": True}, "mlp_bias"),
+        ({"intermediate_size": 0}, "ffn_size is 0"),
+    ],
+)
+def test_layers_that_are_not_computed_are_refused(fields: dict[str, object], said: str, tmp_path: Any) -> None:
+    config = SHAPE.to_json() | fields
+    with pytest.raises(ModelFileError, match=said):
+        LayerShape.read(JsonObject(tmp_path / "config.json", config))
+
+
+@pytest.mark.parametrize(
+    "rope",
+    [None, RopeScaling("linear", 4.0), RopeScaling("llama3", 8.0, 16, 1.0, 4.0)],
+    ids=["none", "linear", "llama3"],
+)
+def test_rope_settings_are_read_as_written(rope: RopeScaling | None, tmp_path: Any) -> None:
+    shape = LayerShape(
+        **{n: getattr(SHAPE, n) for n in LayerShape.__slots__} | {"rope_theta": 5e5, "rope_scaling": rope}
+    )
+    assert LayerShape.read(JsonObject(tmp_path / "config.json", shape.to_json())) == shape
