@@ -13,12 +13,13 @@ from torch import Tensor
 from outrider import LLM, SamplingParams, Speculation
 from outrider.cli.main import main
 from outrider.core.protocols import Segment
-from outrider.drafters.eagle3 import Eagle3Drafter
+from outrider.drafters.eagle3 import Eagle3Drafter, Eagle3State
 from outrider.drafters.eagle3_files import write_eagle3
 from outrider.drafters.eagle3_net import Eagle3Net, training_time_test
 from outrider.engine.opening import identity_of, open_model
 from outrider.errors import ConfigError, PairingError
 from outrider.models.decoder import Decoder
+from outrider.models.hf import TransformersModel
 from outrider.models.loader.checkpoint import open_checkpoint
 from tests.tiny_decoder import VOCAB, random_tokens, tiny_decoder, write_reference
 from tests.tiny_folder import EOS, write_tiny_model
@@ -122,6 +123,35 @@ def test_layer_ids_are_inputs_of_layers(tmp_path: Path, monkeypatch: pytest.Monk
     expected = torch.cat([hidden[layer][0, :-1] for layer in ids], dim=1)
     assert result.stats.drafted > 0
     assert torch.allclose(torch.cat(fed)[: len(prompt) - 1], expected, atol=1e-4)
+
+
+def test_a_target_that_runs_through_transformers(tmp_path: Path) -> None:
+    write_reference(tmp_path, "llama", num_hidden_layers=4)
+    target = TransformersModel.from_folder(tmp_path)
+    head = random_head(vocab=VOCAB, layer_ids=(0, 1, 3))
+    served = LLM.from_parts(target, {"eagle3": Eagle3Drafter(target=target, head=head)}, k=3)
+    native = Eagle3Drafter(target=Decoder.from_checkpoint(open_checkpoint(tmp_path)), head=head)
+    assert torch.equal(target.embed([5, 7]), native.host.embed([5, 7]))
+    params = SamplingParams(max_tokens=12)
+    [result] = served.generate(random_tokens(9), params)
+    assert result.stats.drafted > 0
+    assert not result.stats.dropped
+    assert result.token_ids == served.generate(random_tokens(9), params, speculation=PLAIN)[0].token_ids
+
+
+def test_a_gap_in_the_features_starts_the_window_anew() -> None:
+    """A resumed sequence whose first hidden states never came: the head sees what came since."""
+    state = Eagle3State(window=4)
+    state.add(torch.zeros(2, 3), 2)
+    state.add(torch.ones(3, 3), 9)
+    assert (state.settled, state.held, state.cache.start) == (6, 9, 6)
+    assert state.features(6, 9).tolist() == torch.ones(3, 3).tolist()
+    state.add(torch.full((3, 3), 2.0), 12)
+    assert (state.settled, state.held, state.cache.start) == (8, 12, 8)
+    assert state.features(8, 12)[:, 0].tolist() == [1, 2, 2, 2]
+    state.catch_up()
+    state.stop("why not")
+    assert (state.stopped, state.held) == ("why not", 0)
 
 
 @pytest.mark.parametrize("window", [4, 300])

@@ -145,11 +145,6 @@ class Eagle3Drafter(ChainDrafter[Eagle3State]):
         self.wants = tuple(layer - 1 for layer in self.layer_ids if layer > 0)
         self.passes = 0
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the head's weights."""
-        return sum(parameter.nbytes for parameter in self.net.parameters())
-
     def commit(self, seq: Sequence, committed: Committed) -> None:
         """Keeps the features of the positions that the target's cache gained."""
         state = self._states[seq.id]
