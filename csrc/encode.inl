@@ -1,15 +1,14 @@
-// Float weights as Q4_0 blocks (quantised.h): for a draft, whose weights decide its speed and never the result.
+// Float weights as Q4_0 blocks, as files have them: for a draft, whose weights decide its speed and never the result.
 //
-// A block of 32 is d (code - 8). Of several first guesses at d the one is kept whose codes explain most of the block's
-// energy, and d is then its least-squares fit to those codes.
+// A block of 32 is d (code - 8). Of several first guesses at d, the plain one first, the one is kept whose codes explain most
+// of the block's energy, and d is then its least-squares fit to those codes.
 
 namespace outrider {
 namespace {
 
-constexpr std::size_t kBlockBytes = 18;
 constexpr std::size_t kEncodeBlocks = 1024;  // of a task
-constexpr int kGuesses = 2;                  // on either side of 8 steps to the largest weight
-constexpr float kGuessStep = 0.3f;
+constexpr float kGuesses[] = {8.0f, 7.7f, 8.3f, 7.4f, 8.6f};  // steps to the largest weight
+constexpr float kMargin = 1.00001f;                           // by which a later guess must be better: more than rounding
 
 struct Fit {
   float product, energy;  // sums of weight x code and of code^2, codes in [-8, 7]
@@ -47,10 +46,10 @@ inline float extreme(const float* x) {
 void encode_block(const float* x, std::uint8_t* out) {
   const float largest = extreme(x);
   float inverse = 0.0f, unit = 0.0f, best = 0.0f;
-  for (int guess = -kGuesses; guess <= kGuesses && largest != 0.0f; ++guess) {
-    const float tried = -(8.0f + kGuessStep * static_cast<float>(guess)) / largest;
+  for (const float steps : kGuesses) {
+    const float tried = largest != 0.0f ? -steps / largest : 0.0f;
     const Fit found = fit(x, tried);
-    if (found.explained() <= best) continue;
+    if (!(found.explained() > best * kMargin)) continue;
     best = found.explained();
     inverse = tried;
     unit = found.product / found.energy;
@@ -66,18 +65,18 @@ void encode_block(const float* x, std::uint8_t* out) {
 struct EncodeTasks {
   const float* x;
   std::uint8_t* out;
-  std::size_t blocks;
+  std::size_t blocks, block_bytes;
 };
 
 void encode_task(const void* tasks_pointer, std::size_t index) {
   const EncodeTasks& tasks = *static_cast<const EncodeTasks*>(tasks_pointer);
   const std::size_t first = index * kEncodeBlocks;
   const std::size_t last = first + kEncodeBlocks < tasks.blocks ? first + kEncodeBlocks : tasks.blocks;
-  for (std::size_t b = first; b < last; ++b) encode_block(tasks.x + 32 * b, tasks.out + kBlockBytes * b);
+  for (std::size_t b = first; b < last; ++b) encode_block(tasks.x + 32 * b, tasks.out + tasks.block_bytes * b);
 }
 
-void encode(const float* x, std::uint8_t* out, std::size_t blocks) {
-  const EncodeTasks tasks{x, out, blocks};
+void encode_q4_0(const float* x, std::uint8_t* out, std::size_t blocks) {
+  const EncodeTasks tasks{x, out, blocks, block_shape(GgmlType::kQ4_0).file_bytes};
   run_tasks((blocks + kEncodeBlocks - 1) / kEncodeBlocks, encode_task, &tasks);
 }
 

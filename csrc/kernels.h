@@ -64,7 +64,7 @@ struct Kernels {
                std::size_t heads, std::size_t width);
   void (*attention)(const AttentionJob& job);
   // `blocks` times 32 weights as Q4_0 blocks of a file.
-  void (*encode)(const float* x, std::uint8_t* out, std::size_t blocks);
+  void (*encode_q4_0)(const float* x, std::uint8_t* out, std::size_t blocks);
 };
 
 const Kernels& portable_kernels();

@@ -17,7 +17,7 @@
 namespace outrider {
 
 const Kernels& avx512_kernels() {
-  static const Kernels kernels{kPanel, pack, linear, quant_linear, rms_norm, swiglu, rope, attention, encode};
+  static const Kernels kernels{kPanel, pack, linear, quant_linear, rms_norm, swiglu, rope, attention, encode_q4_0};
   return kernels;
 }
 

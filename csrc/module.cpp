@@ -94,9 +94,9 @@ class Level {
     kernels_.quant_linear(job);
   }
 
-  void encode(Address x, Address out, std::size_t blocks) const {
+  void encode_q4_0(Address x, Address out, std::size_t blocks) const {
     nb::gil_scoped_release release;
-    kernels_.encode(at<float>(x), at<std::uint8_t>(out), blocks);
+    kernels_.encode_q4_0(at<float>(x), at<std::uint8_t>(out), blocks);
   }
 
   void rms_norm(Address x, Address delta, Address weight, Address out, std::size_t rows, std::size_t k, float eps) const {
@@ -212,7 +212,7 @@ NB_MODULE(_kernels, m) {
       .def("quant_bytes", &Level::quant_bytes)
       .def("quant_pack_rows", &Level::quant_pack_rows)
       .def("quant_linear", &Level::quant_linear)
-      .def("encode", &Level::encode)
+      .def("encode_q4_0", &Level::encode_q4_0)
       .def("rms_norm", &Level::rms_norm)
       .def("swiglu", &Level::swiglu)
       .def("rope", &Level::rope)

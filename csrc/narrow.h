@@ -1,10 +1,12 @@
-// Float32 to 16-bit floats, rounded to nearest, ties to even.
+// Float32 to 16-bit floats, rounded to nearest, ties to even. In an unnamed namespace: the file of each instruction set keeps
+// a copy of its own.
 #pragma once
 
 #include <cstdint>
 #include <cstring>
 
 namespace outrider {
+namespace {
 
 // NaN stays NaN.
 inline std::uint16_t to_bf16(float value) {
@@ -32,4 +34,5 @@ inline std::uint16_t to_half(float value) {
   return std::uint16_t(sign | ((size - 0x38000000u + 0xfffu + (size >> 13 & 1)) >> 13));
 }
 
+}  // namespace
 }  // namespace outrider

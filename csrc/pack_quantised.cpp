@@ -17,26 +17,26 @@ std::uint32_t read_quad(const std::uint8_t* at) {
   return quad;
 }
 
-// One column's place in a group: its four bytes of vector v are `v` vectors after `at`.
+// One column's place in a group: its four bytes of slot s are `s` slots after `at`.
 struct Column {
   std::uint8_t* at;
-  std::size_t vector_bytes;
+  std::size_t slot_bytes;
 
-  void put(std::size_t vector, std::uint32_t quad) const { std::memcpy(at + vector * vector_bytes, &quad, sizeof(quad)); }
-  Column after(std::size_t vectors) const { return {at + vectors * vector_bytes, vector_bytes}; }
+  void put(std::size_t slot, std::uint32_t quad) const { std::memcpy(at + slot * slot_bytes, &quad, sizeof(quad)); }
+  Column after(std::size_t slots) const { return {at + slots * slot_bytes, slot_bytes}; }
 };
 
-// `packed` holds the codes of one run of inputs in its low nibbles and of another in its high ones, 8 to a vector.
-void put_nibbles(const std::uint8_t* packed, std::size_t vectors, Column low, Column high) {
-  for (std::size_t v = 0; v < vectors; ++v) {
-    const std::uint32_t first = read_quad(packed + 8 * v), second = read_quad(packed + 8 * v + 4);
-    low.put(v, (first & kNibbles) | (second & kNibbles) << 4);
-    high.put(v, (first >> 4 & kNibbles) | (second & ~kNibbles));
+// `packed` holds the codes of one run of inputs in its low nibbles and of another in its high ones, 8 to a slot.
+void put_nibbles(const std::uint8_t* packed, std::size_t slots, Column low, Column high) {
+  for (std::size_t s = 0; s < slots; ++s) {
+    const std::uint32_t first = read_quad(packed + 8 * s), second = read_quad(packed + 8 * s + 4);
+    low.put(s, (first & kNibbles) | (second & kNibbles) << 4);
+    high.put(s, (first >> 4 & kNibbles) | (second & ~kNibbles));
   }
 }
 
 // Bit j of `bits` belongs to input j; the product moves bit i of four to byte i.
-std::uint32_t fifth_vector(std::uint32_t bits) {
+std::uint32_t fifth_slot(std::uint32_t bits) {
   std::uint32_t fifth = 0;
   for (int quad = 0; quad < 8; ++quad) fifth |= ((bits >> (4 * quad) & 15) * 0x00204081 & kBits) << quad;
   return fifth;
@@ -68,7 +68,7 @@ void pack_simple(const std::uint8_t* raw, const Place place) {
   const Column codes = place.codes(0);
   place.put_halves(raw, fields);
   put_nibbles(raw + fields + (fifth ? 4 : 0), 2, codes, codes.after(2));
-  if (fifth) codes.put(4, fifth_vector(read_quad(raw + fields)));
+  if (fifth) codes.put(4, fifth_slot(read_quad(raw + fields)));
 }
 
 void pack_q8_0(const std::uint8_t* raw, const Place place) {
@@ -78,17 +78,17 @@ void pack_q8_0(const std::uint8_t* raw, const Place place) {
 }
 
 void pack_q4_k(const std::uint8_t* raw, const Place place) {
-  const bool fifth = place.shape.code_bits == 5;
+  const bool has_fifth = place.shape.code_bits == 5;
   std::uint8_t scales[8][4];
   k_scales(raw + 4, scales);
   place.put_halves(raw, 4);
   for (std::size_t g = 0; g < 8; ++g) place.put_scales(g, scales[g][0], scales[g][1]);
-  const std::uint8_t* nibbles = raw + (fifth ? 48 : 16);
+  const std::uint8_t* nibbles = raw + (has_fifth ? 48 : 16);
   for (std::size_t g = 0; g < 8; g += 2) put_nibbles(nibbles + 16 * g, 4, place.codes(g), place.codes(g + 1));
-  for (std::size_t g = 0; fifth && g < 8; ++g) {
-    std::uint32_t vector = 0;
-    for (std::size_t quad = 0; quad < 8; ++quad) vector |= (read_quad(raw + 16 + 4 * quad) >> g & kBits) << quad;
-    place.codes(g).put(4, vector);
+  for (std::size_t g = 0; has_fifth && g < 8; ++g) {
+    std::uint32_t fifth = 0;
+    for (std::size_t quad = 0; quad < 8; ++quad) fifth |= (read_quad(raw + 16 + 4 * quad) >> g & kBits) << quad;
+    place.codes(g).put(4, fifth);
   }
 }
 
@@ -111,10 +111,10 @@ void pack_q6_k(const std::uint8_t* raw, const Place place) {
   for (std::size_t g = 0; g < 8; g += 4, low += 64, high += 32) {
     put_nibbles(low, 4, place.codes(g), place.codes(g + 2));
     put_nibbles(low + 32, 4, place.codes(g + 1), place.codes(g + 3));
-    for (std::size_t vector = 0; vector < 2; ++vector) {
+    for (std::size_t slot = 0; slot < 2; ++slot) {
       std::uint32_t fields[4];
-      transpose_pairs(high + 16 * vector, fields);
-      for (std::size_t part = 0; part < 4; ++part) place.codes(g + part).put(4 + vector, fields[part]);
+      transpose_pairs(high + 16 * slot, fields);
+      for (std::size_t part = 0; part < 4; ++part) place.codes(g + part).put(4 + slot, fields[part]);
     }
   }
 }

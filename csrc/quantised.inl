@@ -26,14 +26,15 @@ struct Activations {
   const std::int32_t* zero_half_sums;
 };
 
-// The codes of a group, slot after slot of a quad or two. `quad` unpacks four inputs of each column of the vector whose slots
-// begin at `codes`.
-
 // How many quads the level's accumulator takes before it must be emptied into 32 bits: quads * 2 * 127 * largest code < 2^15.
 constexpr int flush_after(int quads) { return Vec::kWideDots ? 8 : quads; }
 
+// The codes of a group, slot after slot of a quad or two. `quad` unpacks four inputs of each column of the vector whose slots
+// begin at `codes`.
+
 struct Nibbles {
   static constexpr std::size_t kBytes = 4 * kSlotBytes;
+  static constexpr bool kByteCodes = false;
   static constexpr int kFlush = flush_after(8);
   template <int Quad>
   static Vec::B quad(const std::uint8_t* codes) {
@@ -44,6 +45,7 @@ struct Nibbles {
 
 struct FiveBits {
   static constexpr std::size_t kBytes = 5 * kSlotBytes;
+  static constexpr bool kByteCodes = false;
   static constexpr int kFlush = flush_after(4);
   template <int Quad>
   static Vec::B quad(const std::uint8_t* codes) {
@@ -54,6 +56,7 @@ struct FiveBits {
 
 struct SixBits {
   static constexpr std::size_t kBytes = 6 * kSlotBytes;
+  static constexpr bool kByteCodes = false;
   static constexpr int kFlush = flush_after(2);
   template <int Quad>
   static Vec::B quad(const std::uint8_t* codes) {
@@ -64,7 +67,7 @@ struct SixBits {
 
 struct EightBits {
   static constexpr std::size_t kBytes = 8 * kSlotBytes;
-  static constexpr int kFlush = 0;  // see byte_dots
+  static constexpr bool kByteCodes = true;
 };
 
 // A tile is R rows of a panel: a code is unpacked once for the rows, an activation spread over the lanes once for the
@@ -188,7 +191,7 @@ OUTRIDER_INLINE void add_part(const Scale (&scales)[kVectors], const std::uint8_
   const std::uint8_t* codes = group + Scale::kGroupBytes;
   const std::int8_t* values = x.codes + 32 * R * g;
   Tile<Vec::I, R> total;
-  if constexpr (Code::kFlush == 0) {
+  if constexpr (Code::kByteCodes) {
     for (std::size_t v = 0; v < kVectors; ++v) byte_dots<R>(codes, values, v, total);
   } else {
     dots<Code, R, Part * quads, quads>(codes, values, total);

@@ -75,6 +75,7 @@ def test_the_reference_tells_what_stands_in_for_no_value():
         limit=None,
         chat=None,
         dtype="auto",
+        draft_dtype="auto",
         threads=None,
         offline=False,
     )

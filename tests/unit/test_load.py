@@ -14,6 +14,7 @@ from outrider.models.decoder import Decoder
 from outrider.models.hf import TransformersModel
 from outrider.models.load import load_model
 from outrider.models.loader.checkpoint import UnknownArchitectureError
+from outrider.models.loader.sources import resolve
 from tests.tiny_folder import write_tiny_model
 
 
@@ -56,6 +57,52 @@ def test_auto_dtype_is_what_is_fastest_here_and_says_why(folder: Path) -> None:
     assert "kernels" in dtype.reason
     wide = load_model(folder, dtype="float32").size_bytes
     assert loaded.size_bytes < 0.6 * wide if kernels.available() else loaded.size_bytes == wide
+
+
+@pytest.mark.skipif(not kernels.available(), reason="four bits take the compiled kernels")
+def test_a_draft_takes_four_bits_a_weight_and_says_why(folder: Path) -> None:
+    draft, plain = load_model(folder, draft=True), load_model(folder, dtype="bfloat16")
+    (dtype,) = (decision for decision in draft.decisions if decision.field == "dtype")
+    assert dtype.value == "int4"
+    assert "acceptance" in dtype.reason
+    assert isinstance(draft.model, Decoder)
+    assert isinstance(plain.model, Decoder)
+    packed = [part for layer in draft.model.layers if (stack := layer.for_stack()) for part in stack.matrices]
+    assert packed
+    assert {part.dtype for part in packed} == {"Q4_0"}
+    assert draft.size_bytes < 0.4 * plain.size_bytes
+    tokens = [104, 105, 33, 34, 35]
+    found, exact = (
+        loaded.model.forward([Segment(loaded.model.new_cache(), tokens)]).logits_MV for loaded in (draft, plain)
+    )
+    assert found is not None
+    assert exact is not None
+    assert 0 < (found - exact).norm() < 0.5 * exact.norm()
+    assert load_model(folder, dtype="float32", draft=True).decisions[1].value == "float32"
+
+
+@pytest.mark.model
+@pytest.mark.skipif(not kernels.available(), reason="four bits take the compiled kernels")
+def test_blocks_of_four_bits_stay_and_the_rest_is_encoded() -> None:
+    """SmolLM2's layers are Q4_1, its head is not."""
+    path = resolve("smollm2-135m")
+    stored, encoded = load_model(path, dtype="quantised"), load_model(path, dtype="int4")
+    kinds = []
+    for loaded in (stored, encoded):
+        assert isinstance(loaded.model, Decoder)
+        stack = loaded.model.layers[0].for_stack()
+        assert stack is not None
+        kinds.append(({part.dtype for part in stack.matrices}, loaded.model._head.dtype))
+    assert kinds[0][0] == kinds[1][0] == {"Q4_1"}
+    assert kinds[0][1] != "Q4_0" == kinds[1][1]
+    assert encoded.size_bytes < stored.size_bytes
+
+
+def test_four_bits_without_kernels_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "available", lambda: False)
+    with pytest.raises(ConfigError, match="int4. is not possible here"):
+        load_model(folder, dtype="int4")
+    assert load_model(folder, draft=True).decisions[1].value == "float32"
 
 
 def test_other_architectures_run_through_transformers(foreign: Path) -> None:

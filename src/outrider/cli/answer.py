@@ -41,6 +41,7 @@ class ModelChoice:
     k: int | None = None
     rule: str = "auto"
     dtype: str = "auto"
+    draft_dtype: str = "auto"
     threads: int | None = None
     offline: bool = False
 
@@ -57,6 +58,7 @@ class ModelChoice:
                 k=DEFAULT_K if self.k is None else self.k,
                 rule=self.rule,
                 dtype=self.dtype,
+                draft_dtype=self.draft_dtype,
                 threads=self.threads,
                 offline=self.offline,
                 on_trace=on_trace,

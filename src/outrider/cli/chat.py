@@ -48,6 +48,7 @@ def chat(
     json_schema: common.JsonSchema = None,
     system: common.System = None,
     dtype: common.Dtype = "auto",
+    draft_dtype: common.DraftDtype = "auto",
     threads: common.Threads = None,
     offline: common.Offline = False,
     trace: common.TraceFile = None,
@@ -70,7 +71,7 @@ def chat(
     )
     from outrider.cli.answer import ModelChoice
 
-    choice = ModelChoice(model, drafter, draft_model, k, rule, dtype, threads, offline)
+    choice = ModelChoice(model, drafter, draft_model, k, rule, dtype, draft_dtype, threads, offline)
     with common.TraceWriter.to(trace) as tracing:
         llm = choice.open(quiet=quiet, on_trace=tracing.write if trace is not None else None)
         conversation = Conversation(llm, params, system, show=not json, quiet=quiet)

@@ -103,7 +103,13 @@ Rule = Annotated[
 ]
 Dtype = Annotated[
     str,
-    typer.Option(help="The target's weights in memory: auto, quantised (the file's own blocks), bfloat16, float32."),
+    typer.Option(
+        help="The target's weights in memory: auto, quantised (the file's own blocks), int4 (4.5 bits a weight), "
+        "bfloat16, float32."
+    ),
+]
+DraftDtype = Annotated[
+    str, typer.Option(help="The same for the draft model; auto is int4 where the CPU kernels run.", metavar="TEXT")
 ]
 Threads = Annotated[int | None, typer.Option(metavar="N", help="CPU threads. [default: the machine's physical cores]")]
 Offline = Annotated[bool, typer.Option("--offline", help="Never fetch: fail when the model is not on this machine.")]

@@ -84,6 +84,7 @@ def demo(
     k: common.DraftLength = None,
     max_tokens: common.MaxTokens = 64,
     dtype: common.Dtype = "auto",
+    draft_dtype: common.DraftDtype = "auto",
     threads: common.Threads = None,
     offline: common.Offline = False,
     json: common.Json = False,
@@ -96,7 +97,7 @@ def demo(
 
     params = SamplingParams(max_tokens=max_tokens)
     machine = machine_facts()
-    choice = ModelChoice(model, drafter, draft_model, k, "auto", dtype, threads, offline)
+    choice = ModelChoice(model, drafter, draft_model, k, "auto", dtype, draft_dtype, threads, offline)
     llm = choice.open(quiet=quiet)
     machine["threads"] = machine_facts()["threads"]
     _warm_up(llm, params)

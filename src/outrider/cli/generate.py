@@ -56,6 +56,7 @@ def generate(
     chat: common.Chat = None,
     system: common.System = None,
     dtype: common.Dtype = "auto",
+    draft_dtype: common.DraftDtype = "auto",
     threads: common.Threads = None,
     offline: common.Offline = False,
     trace: common.TraceFile = None,
@@ -86,7 +87,7 @@ def generate(
     from outrider.cli.answer import ModelChoice
 
     drafter = drafter or ("prediction" if predicted is not None and draft_model is None else None)
-    choice = ModelChoice(model, drafter, draft_model, k, rule, dtype, threads, offline)
+    choice = ModelChoice(model, drafter, draft_model, k, rule, dtype, draft_dtype, threads, offline)
     with common.TraceWriter.to(trace) as tracing:
         llm = choice.open(quiet=quiet, on_trace=tracing.write if trace is not None else None)
         _Run(llm, choice, params, _prompt(llm, text, chat, system), predicted, tracing, json, quiet).run(compare)

@@ -48,6 +48,7 @@ class Setup:
     categories: list[str]
     chat: bool | None
     dtype: str
+    draft_dtype: str
     threads: int | None
     offline: bool
     turns: int = 1
@@ -94,6 +95,7 @@ class Setup:
                 k=max(self.ks),
                 rule=self.rule,
                 dtype=self.dtype,
+                draft_dtype=self.draft_dtype,
                 threads=self.threads,
                 max_batch=1,
                 offline=self.offline,

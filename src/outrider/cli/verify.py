@@ -48,6 +48,7 @@ def verify(
     tolerance: Tolerance = None,
     chat: common.Chat = None,
     dtype: common.Dtype = "auto",
+    draft_dtype: common.DraftDtype = "auto",
     threads: common.Threads = None,
     offline: common.Offline = False,
     json: common.Json = False,
@@ -75,6 +76,7 @@ def verify(
         limit=limit,
         chat=chat,
         dtype=dtype,
+        draft_dtype=draft_dtype,
         threads=threads,
         offline=offline,
     )

@@ -55,8 +55,8 @@ class LLM:
     `k`                draft tokens a round of a request that asks for no other number; 0 switches speculation off
     `rule`             "auto" (greedy at temperature 0, block otherwise) or a rule's name
     `drafter_options`  options by drafter name
-    `dtype`            "auto", "quantised" (the file's own blocks), "int4" (4.5 bits a weight, with some loss where the
-                       file has more), "bfloat16" or "float32"
+    `dtype`            "auto", "quantised" (the file's own blocks), "int4" (Q4_0, Q4_1 and Q4_K blocks as they are, all
+                       else encoded in 4.5 bits, with some loss), "bfloat16" or "float32"
     `draft_dtype`      the same for the draft, whose precision changes only its speed and acceptance; "auto" is "int4"
                        where the CPU kernels run
     `device`           "cpu", "cuda" or "cuda:N", for target and draft

@@ -39,7 +39,10 @@ def open_model(
     progress: Progress | None = None,
     on_load: Callable[[str], None] | None = None,
 ) -> LoadedModel:
-    """Finds (fetching if need be), reads and checks a model; `draft` as in `load_model`. Raises UserError or FetchError, one line each."""
+    """Finds (fetching if need be), reads and checks a model; `draft` as in `load_model`.
+
+    Raises UserError or FetchError, one line each.
+    """
     require_device(device)
     path = resolve(name, offline=offline, progress=progress)
     if on_load is not None:

@@ -12,14 +12,13 @@ from outrider.kernels.ops import (
     swiglu,
 )
 from outrider.kernels.quantised import (
-    ENCODED_TYPE,
     QUANTISED_TYPES,
     BlockRows,
     QuantisedLinear,
     can_dequantise,
     can_encode,
     dequantise,
-    encode,
+    encode_q4_0,
     pack_quantised,
     pack_quantised_rows,
 )
@@ -27,7 +26,6 @@ from outrider.kernels.room import Room
 from outrider.kernels.stack import CacheRows, Stack, StackLayer, build_stack
 
 __all__ = [
-    "ENCODED_TYPE",
     "QUANTISED_TYPES",
     "BlockRows",
     "CacheRows",
@@ -44,7 +42,7 @@ __all__ = [
     "can_dequantise",
     "can_encode",
     "dequantise",
-    "encode",
+    "encode_q4_0",
     "fast_calls",
     "pack_linear",
     "pack_linear_chunks",

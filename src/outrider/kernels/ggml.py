@@ -130,18 +130,18 @@ def dequantise(raw: Tensor, kind: str, inputs: int) -> Tensor:
     return block.decode(raw.reshape(-1, block.nbytes)).reshape(rows, inputs)
 
 
-def encode(x_NK: Tensor) -> Tensor:
-    """uint8 [N, K / 32 * 18]: float32 rows as Q4_0 blocks. Of five first guesses at a block's unit the one is kept whose
-    codes explain most of its energy; the unit is then its least-squares fit."""
+def encode_q4_0(x_NK: Tensor) -> Tensor:
+    """uint8 [N, K / 32 * 18]: float32 rows as Q4_0 blocks. Of five first guesses at a block's unit, the plain one
+    first, the one is kept whose codes explain most of its energy; the unit is then its least-squares fit."""
     x_B32 = x_NK.reshape(-1, 32)
     high_B1, low_B1 = x_B32.amax(1, keepdim=True), (-x_B32).amax(1, keepdim=True)
     largest_B1 = torch.where(high_B1 >= low_B1, high_B1, -low_B1)
     best_B1, unit_B1, codes_B32 = torch.zeros_like(largest_B1), torch.zeros_like(largest_B1), torch.zeros_like(x_B32)
-    for guess in range(-2, 3):
-        tried_B32 = (x_B32 * (-(8 + 0.3 * guess) / largest_B1)).nan_to_num().round().clamp(-8, 7)
+    for steps in (8.0, 7.7, 8.3, 7.4, 8.6):
+        tried_B32 = (x_B32 * (torch.full_like(largest_B1, -steps) / largest_B1)).nan_to_num().round().clamp(-8, 7)
         product_B1, energy_B1 = (x_B32 * tried_B32).sum(1, keepdim=True), (tried_B32**2).sum(1, keepdim=True)
         explained_B1 = (product_B1**2 / energy_B1).nan_to_num()
-        better_B1 = explained_B1 > best_B1
+        better_B1 = explained_B1 > best_B1 * 1.00001  # more than rounding
         best_B1 = torch.where(better_B1, explained_B1, best_B1)
         unit_B1 = torch.where(better_B1, product_B1 / energy_B1, unit_B1)
         codes_B32 = torch.where(better_B1, tried_B32, codes_B32)
@@ -153,7 +153,8 @@ def quantise_activations(x_MK: Tensor) -> tuple[Tensor, Tensor]:
     """Codes [M, K] in -127 .. 127 and scales [M, K / 32], float32: x is about code x scale in each group of 32."""
     x_MGX = x_MK.reshape(len(x_MK), -1, 32)
     largest_MG1 = x_MGX.abs().amax(2, keepdim=True)
-    inverse_MG1 = torch.where(largest_MG1 > 0, 127 / largest_MG1, torch.zeros(()))
+    # not `127 / x`, which torch computes as a reciprocal and a product
+    inverse_MG1 = torch.where(largest_MG1 > 0, torch.full_like(largest_MG1, 127) / largest_MG1, torch.zeros(()))
     return (x_MGX * inverse_MG1).round().flatten(1), (largest_MG1 / 127)[..., 0]
 
 

@@ -116,25 +116,22 @@ class QuantisedLinear:
         return y_MN
 
 
-ENCODED_TYPE = "Q4_0"
-"""What `encode` makes."""
-
-
 def can_encode(inputs: int) -> bool:
-    """Whether rows of `inputs` weights are whole blocks, and there are kernels to compute with them."""
-    return _LEVEL is not None and inputs % ggml.FORMATS[ENCODED_TYPE].inputs == 0
+    """Whether rows of `inputs` weights are whole Q4_0 blocks, and there are kernels to compute with them."""
+    return _LEVEL is not None and inputs % ggml.FORMATS["Q4_0"].inputs == 0
 
 
-def encode(x_NK: Tensor) -> Tensor:
-    """uint8 [N, bytes of a row]: float32 rows as blocks of `ENCODED_TYPE`, 4.5 bits a weight, with some loss."""
+def encode_q4_0(x_NK: Tensor) -> Tensor:
+    """uint8 [N, bytes of a row]: float32 rows as Q4_0 blocks, 4.5 bits a weight, with some loss."""
     if _LEVEL is None or x_NK.device.type != "cpu":
-        return ggml.encode(x_NK)
+        return ggml.encode_q4_0(x_NK)
     rows, inputs = x_NK.shape
     assert x_NK.dtype == torch.float32, f"weights are {x_NK.dtype}"
     x_NK = x_NK.contiguous()
-    out = torch.empty((rows, ggml.FORMATS[ENCODED_TYPE].row_nbytes(inputs)), dtype=torch.uint8)
-    _LEVEL.encode(x_NK.data_ptr(), out.data_ptr(), x_NK.numel() // ggml.FORMATS[ENCODED_TYPE].inputs)
-    CALLS["encode"] += 1
+    block = ggml.FORMATS["Q4_0"]
+    out = torch.empty((rows, block.row_nbytes(inputs)), dtype=torch.uint8)
+    _LEVEL.encode_q4_0(x_NK.data_ptr(), out.data_ptr(), x_NK.numel() // block.inputs)
+    CALLS["encode_q4_0"] += 1
     return out
 
 

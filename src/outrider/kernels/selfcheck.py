@@ -84,6 +84,7 @@ def _cases() -> Iterator[_Case]:
     for kind in ggml.FORMATS:
         yield _Case(f"linear {kind}", "quantised_linear", CODE_TOLERANCE, _quantised(kind))
         yield _Case(f"dequantise {kind}", "dequantise", 0.0, _dequantise(kind))
+    yield _Case("encode_q4_0", "encode_q4_0", CODE_TOLERANCE, _encode_q4_0)
     yield _Case("rms_norm", "rms_norm", FLOAT_TOLERANCE, _rms_norm)
     yield _Case("add_rms_norm_", "add_rms_norm_", FLOAT_TOLERANCE, _add_rms_norm)
     yield _Case("swiglu", "swiglu", FLOAT_TOLERANCE, _swiglu)
@@ -130,6 +131,16 @@ def _dequantise(kind: str) -> Run:
         return quantised.dequantise(raw, kind, (8, INPUTS), torch.float32), ggml.dequantise(raw, kind, INPUTS)
 
     return run
+
+
+def _encode_q4_0(draw: torch.Generator) -> Pair:
+    """Compared by the squared error of each block: where two guesses at a unit are equally good, either may win."""
+    weight_NK = _random(draw, 8, INPUTS)
+
+    def errors_B(raw: Tensor) -> Tensor:
+        return (ggml.dequantise(raw, "Q4_0", INPUTS) - weight_NK).square().reshape(-1, 32).sum(1)
+
+    return errors_B(quantised.encode_q4_0(weight_NK)), errors_B(ggml.encode_q4_0(weight_NK))
 
 
 def _attention(dtype: torch.dtype) -> Run:

@@ -24,8 +24,6 @@ from outrider.kernels import reference
 from outrider.kernels.ops import HEAD_STEP
 from outrider.models.kv import DecoderCache
 
-KERNEL_HEAD_STEP = HEAD_STEP
-
 
 def why_not_kernels(head_dim: int, device: torch.device) -> str | None:
     """Why attention runs in torch, for people; None where the kernel runs it."""

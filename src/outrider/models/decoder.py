@@ -21,7 +21,7 @@ from outrider.core.protocols import EarlyExit, HeadHost, LanguageModel, Pass, Se
 from outrider.core.rope import Rope, inverse_frequencies
 from outrider.errors import ConfigError
 from outrider.kernels import CacheRows, Stack, build_stack
-from outrider.models.attention import KERNEL_HEAD_STEP, PassRows, Plan, plan_pass
+from outrider.models.attention import PassRows, Plan, plan_pass, why_not_kernels
 from outrider.models.kv import DecoderCache
 from outrider.models.linear import Embedding, Linear
 from outrider.models.loader.checkpoint import Checkpoint
@@ -63,8 +63,7 @@ class Decoder:
         self._embedding = embedding
         self._norm_d = norm_d
         self._head = head
-        on_cpu = self.device.type == "cpu"
-        self._fast = kernels.available() and on_cpu and self.config.head_dim % KERNEL_HEAD_STEP == 0
+        self._fast = why_not_kernels(self.config.head_dim, self.device) is None
         frequencies_R = inverse_frequencies(self.config.head_dim, self.config.rope_theta, self.config.rope_scaling)
         self._rope = Rope(frequencies_R.to(self.device))
         self._stack = self._build_stack()

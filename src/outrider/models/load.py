@@ -20,8 +20,8 @@ from outrider.models.loader.checkpoint import Checkpoint, UnknownArchitectureErr
 from outrider.models.tokenizer import Tokenizer, used_size
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "quantised": None, "int4": None}
-"""Weights in memory by option; quantised: the file's own blocks, as they are; int4: 4.5 bits a weight, with some loss
-where the file has more."""
+"""Weights in memory by option; quantised: the file's own blocks, as they are; int4: Q4_0, Q4_1 and Q4_K blocks as they
+are, all else encoded in 4.5 bits, with some loss."""
 BACKENDS = ("auto", "native", "transformers")
 
 
@@ -85,8 +85,8 @@ def _precision(asked: str, device: str, checkpoint: Checkpoint | None, draft: bo
     computes_blocks = has_kernels and kind in kernels.QUANTISED_TYPES
     if asked == "int4" and not (has_kernels and checkpoint):
         raise ConfigError(
-            f"dtype 'int4' is not possible here: it takes the compiled CPU kernels ({kernels.why()}) and a model of the "
-            "native decoder; give bfloat16 or float32"
+            f"dtype 'int4' is not possible here: it takes the compiled CPU kernels ({kernels.why()}) and a model of "
+            "the native decoder; give bfloat16 or float32"
         )
     if asked == "quantised" and not computes_blocks:
         raise ConfigError(
@@ -96,7 +96,9 @@ def _precision(asked: str, device: str, checkpoint: Checkpoint | None, draft: bo
     if asked != "auto":
         return Decision("dtype", asked, "asked for")
     if draft and has_kernels and checkpoint:
-        return Decision("dtype", "int4", "a draft's speed counts, and what it loses costs acceptance alone")
+        return Decision(
+            "dtype", "int4", "a draft counts by its speed; what 4.5 bits a weight lose costs acceptance alone"
+        )
     if computes_blocks:
         return Decision(
             "dtype",

@@ -5,10 +5,10 @@ Shapes: d model width, D head width, V vocabulary, N x K one matrix.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from itertools import groupby
 
 import torch
 from torch import Tensor
@@ -27,7 +27,8 @@ from outrider.models.linear import (
 from outrider.models.loader.checkpoint import Checkpoint
 
 CHUNK_VALUES = 1 << 22
-"""Weights that are converted at a time, so that a matrix never lies beside its packed form."""
+"""Weights that are converted at a time: a converted matrix never lies beside its packed form; an encoded one does, in
+4.5 bits."""
 ROW_STEP = 32
 """Chunks are whole panels of the kernels at every level."""
 FOUR_BITS = frozenset({"Q4_0", "Q4_1", "Q4_K"})
@@ -87,8 +88,9 @@ class WeightReader:
         first = len(ids) if ids == range(len(ids)) else None
         kind, width = self._kind(name), self.config.hidden_size
         if kind is not None:
-            blocks = self._block_rows(name).blocks
-            chosen = BlockRows(blocks, torch.tensor(list(ids))) if first is None else BlockRows(blocks[:first])
+            chosen = self._block_rows(name, first)
+            if first is None:
+                chosen = BlockRows(chosen.blocks, torch.tensor(list(ids)))
             return self._packed([chosen], kind, width, None)
         if first is None:
             return make_linear(iter([self._matrix(name)[torch.tensor(list(ids))]]), (len(ids), width), room=self._room)
@@ -123,7 +125,7 @@ class WeightReader:
         if self._dtype is not None:
             return None
         if self._is_encoded(name):
-            return kernels.ENCODED_TYPE
+            return "Q4_0"
         kind = self._checkpoint.raw(f"{name}.weight").type_name
         return kind if kind in kernels.QUANTISED_TYPES else None
 
@@ -132,13 +134,27 @@ class WeightReader:
         inputs = self._checkpoint.shape(f"{name}.weight")[1]
         return self._four_bits and kind not in FOUR_BITS and kernels.can_encode(inputs)
 
-    def _block_rows(self, name: str) -> BlockRows:
-        """Blocks in the decoder's order: the mapped file's, or new ones."""
+    def _block_rows(self, name: str, rows: int | None = None) -> BlockRows:
+        """The first `rows` rows (None: all) as blocks, in the decoder's order: the mapped file's, or new ones."""
         if self._is_encoded(name):
-            rows = self._checkpoint.shape(f"{name}.weight")[0]
-            return BlockRows(torch.cat([kernels.encode(chunk) for chunk in self._chunks(name, rows, torch.float32)]))
+            return BlockRows(self._encoded(name, rows or self._checkpoint.shape(f"{name}.weight")[0]))
         raw = self._checkpoint.raw(f"{name}.weight")
-        return BlockRows(raw.data.view(raw.shape[0], -1), raw.row_order)
+        blocks = BlockRows(raw.data.view(raw.shape[0], -1), raw.row_order)
+        if rows is None:
+            return blocks
+        assert raw.row_order is None, f"{name} has an order of its own"
+        return BlockRows(blocks.blocks[:rows])
+
+    def _encoded(self, name: str, rows: int) -> Tensor:
+        """uint8 [rows, bytes of a row]"""
+        chunks = (kernels.encode_q4_0(chunk) for chunk in self._chunks(name, rows, torch.float32))
+        first = next(chunks)
+        encoded = first.new_empty((rows, first.shape[1]))
+        start = 0
+        for chunk in itertools.chain([first], chunks):
+            encoded[start : start + len(chunk)] = chunk
+            start += len(chunk)
+        return encoded
 
     def _chunks(self, name: str, rows: int, dtype: torch.dtype) -> Iterator[Tensor]:
         """The first `rows` rows of a matrix, a few at a time; what was read is released as it is used."""
@@ -150,7 +166,7 @@ class WeightReader:
 
     def _linear(self, *names: str) -> Linear:
         """The matrices `names` stacked by output; neighbours of one kind become one matrix."""
-        runs = [(kind, list(run)) for kind, run in groupby(names, self._kind)]
+        runs = [(kind, list(run)) for kind, run in itertools.groupby(names, self._kind)]
         linears = [self._run(kind, run) for kind, run in runs]
         return linears[0] if len(linears) == 1 else StackedLinear(linears)
 
@@ -159,7 +175,11 @@ class WeightReader:
         inputs = self._checkpoint.shape(f"{names[0]}.weight")[1]
         if kind is None:
             sizes = [self._checkpoint.shape(f"{name}.weight")[0] for name in names]
-            chunks = (chunk for name, rows in zip(names, sizes, strict=True) for chunk in self._chunks(name, rows, self._float))
+            chunks = (
+                chunk
+                for name, rows in zip(names, sizes, strict=True)
+                for chunk in self._chunks(name, rows, self._float)
+            )
             return make_linear(chunks, (sum(sizes), inputs), bias_N, room=self._room)
         return self._packed([self._block_rows(name) for name in names], kind, inputs, bias_N)
 
