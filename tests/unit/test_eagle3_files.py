@@ -330,7 +330,7 @@ def test_a_head_of_this_target_is_taken() -> None:
     assert ride(target_name="org/Qwen3-8B", options={"other_target": True}).wants == (1, 3, 4)
     assert ride(identity=None, target_name="org/Qwen3-8B").wants == (1, 3, 4)
     assert ride(layer_ids=(0, 1, 8)).wants == (0, 7)
-    assert ride(options={"dtype": "bfloat16"}).net.dtype == torch.bfloat16
+    assert ride(options={"dtype": "bfloat16"}).dtype == torch.bfloat16
     with pytest.raises(ConfigError, match="dtype = 'int4'"):
         ride(options={"dtype": "int4"})
 

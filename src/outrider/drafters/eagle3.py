@@ -11,6 +11,7 @@ V target vocabulary, H query heads, G key-value heads, D head width of the atten
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from itertools import accumulate, pairwise
@@ -19,6 +20,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from outrider import kernels
 from outrider.core.protocols import Committed, LanguageModel
 from outrider.core.step import PREFILL_CHUNK
 from outrider.core.types import Sequence, TargetIdentity
@@ -26,7 +28,7 @@ from outrider.drafters.chain import GREEDY_BELOW_TEMPERATURE, ChainDrafter, Run
 from outrider.drafters.eagle3_files import read_eagle3
 from outrider.drafters.eagle3_net import Eagle3Config, Eagle3Net
 from outrider.drafters.head_fit import require_fit, require_host
-from outrider.drafters.head_layer import HeadCache
+from outrider.drafters.head_layer import HeadCache, pack_
 from outrider.errors import ConfigError, PairingError
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -103,7 +105,8 @@ class Eagle3Drafter(ChainDrafter[Eagle3State]):
     target        the model that the head rides on
     identity      what the target is called and what its token ids stand for; None: sizes alone are compared
     other_target  accept a head whose file names another target; sizes and token ids must agree anyway
-    dtype         of the head's weights: "float32", "bfloat16", or "auto" (float32 on a CPU, the file's own elsewhere)
+    dtype         of the head's weights: "float32", "bfloat16", or "auto" (bfloat16 where the CPU kernels run, float32
+                  on other CPUs, the file's own elsewhere)
     draft_sample_method, greedy_below_temperature, min_confidence   as `draft_model`
 
     Raises ModelFileError for a bad file, PairingError for a head of another target, ConfigError for an option. A
@@ -128,7 +131,7 @@ class Eagle3Drafter(ChainDrafter[Eagle3State]):
         super().__init__(draft_sample_method, greedy_below_temperature, min_confidence)
         if dtype not in ("auto", *DTYPES):
             raise ConfigError(f"{self.name}: dtype = {dtype!r} is not allowed: choose one of auto, {', '.join(DTYPES)}")
-        net = head if isinstance(head, Eagle3Net) else read_eagle3(head)
+        net = copy.deepcopy(head) if isinstance(head, Eagle3Net) else read_eagle3(head)
         what = f"the EAGLE-3 head {head}" if not isinstance(head, Eagle3Net) else "the EAGLE-3 head"
         self.host = require_host(self.name, target)
         require_fit(what, net.config.trained_for(by_name=not other_target), target, self.host, identity)
@@ -139,8 +142,12 @@ class Eagle3Drafter(ChainDrafter[Eagle3State]):
                 f"{target.name}, which is {self.host.hidden_size} wide: take a head with embed_tokens.weight"
             )
         device = self.host.embed([0]).device
-        own = DTYPES.get(dtype, torch.float32 if device.type == "cpu" else net.dtype)
-        self.net = net.to(device, own).eval()
+        packs = device.type == "cpu" and kernels.available()
+        automatic = torch.bfloat16 if packs else torch.float32 if device.type == "cpu" else net.dtype
+        self.dtype = DTYPES.get(dtype, automatic)
+        self.net = net.to(device, self.dtype).eval()
+        if packs:
+            pack_(self.net)
         self.vocab_size = target.vocab_size
         self.wants = tuple(layer - 1 for layer in self.layer_ids if layer > 0)
         self.passes = 0

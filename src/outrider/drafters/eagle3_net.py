@@ -97,7 +97,8 @@ class Eagle3Net(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        return self.fc.weight.dtype
+        """Of the activations, and of the weights unless they are packed."""
+        return self.norm.weight.dtype
 
     def fuse(self, features_MF: Tensor) -> Tensor:
         """[M, d]: the target's features as one vector a position."""

@@ -1,6 +1,7 @@
 """What draft heads are built of: norms, grouped attention with rotary positions, a gated feed-forward, and a cache.
 
-Plain torch, for training and drafting; module names are those of the public checkpoints (self_attn.q_proj and so on).
+Plain torch, for training and drafting, until `pack_` hands the matrices to the kernels. Module names are those of the
+public checkpoints (self_attn.q_proj and so on).
 
 Shapes: M rows, d model width, K inputs of the attention, H query heads, G key-value heads, D head width, R = D / 2,
 I feed-forward width, T cached positions. Leading dimensions written M may be several (B x T in training).
@@ -17,6 +18,7 @@ from torch.nn import functional as F
 from outrider.core.json_file import JsonObject
 from outrider.core.rope import Rope, RopeScaling, inverse_frequencies, read_rope
 from outrider.errors import ModelFileError
+from outrider.kernels import pack_linear
 
 FIRST_ROWS = 64
 
@@ -175,6 +177,29 @@ class Mlp(nn.Module):
     def forward(self, x_Md: Tensor) -> Tensor:
         out: Tensor = self.down_proj(F.silu(self.gate_proj(x_Md)) * self.up_proj(x_Md))
         return out
+
+
+class PackedMatrix(nn.Module):
+    """A matrix of a head that is only drafted with: packed for the kernels, which read it once for all rows."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        bias_N = None if linear.bias is None else linear.bias.detach()
+        self._packed = pack_linear(linear.weight.detach().contiguous(), bias_N)
+
+    def forward(self, x_MK: Tensor) -> Tensor:
+        rows = x_MK.float().reshape(-1, self._packed.in_features)
+        return self._packed(rows).view(*x_MK.shape[:-1], self._packed.out_features)
+
+
+def pack_(net: nn.Module) -> None:
+    """Packs every matrix of `net`, which can no longer be trained; norms become float32, and so do all activations."""
+    for module in list(net.modules()):
+        for name, child in list(module.named_children()):
+            if isinstance(child, nn.Linear):
+                setattr(module, name, PackedMatrix(child))
+            elif isinstance(child, RmsNorm):
+                child.float()
 
 
 class HeadCache:
