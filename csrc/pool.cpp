@@ -38,6 +38,9 @@ void pause() {
 
 class Pool {
  public:
+  Pool() = default;
+  explicit Pool(int threads) : wanted_(threads) {}
+
   void run(std::size_t count, Task task, const void* job) {
     if (count == 0) return;
     std::lock_guard<std::mutex> one_job(job_mutex_);
@@ -72,17 +75,7 @@ class Pool {
     wanted_ = std::max(1, count);
   }
 
-  int get() {
-    std::lock_guard<std::mutex> one_job(job_mutex_);
-    return wanted_;
-  }
-
-  // In a forked child the workers do not exist.
-  void forget_workers() {
-    for (std::thread& worker : workers_) worker.detach();
-    workers_.clear();
-    sleepers_.store(0);
-  }
+  int size() const { return wanted_.load(); }
 
  private:
   bool pending() const {
@@ -140,19 +133,23 @@ class Pool {
   Task task_ = nullptr;
   const void* job_ = nullptr;
   std::vector<std::thread> workers_;
-  int wanted_ = physical_cores();
+  std::atomic<int> wanted_{physical_cores()};
 };
 
-// Never destroyed: workers may outlive static destructors.
+// Never destroyed: workers may outlive static destructors. In a forked child the workers do not exist, and locks may be held
+// by threads that do not either: it gets a pool of its own, and the parent's stays as it was.
+std::atomic<Pool*> the_pool{nullptr};
+
 Pool& pool() {
-  static Pool* the_pool = [] {
-    Pool* made = new Pool;
+  static const bool made = [] {
+    the_pool.store(new Pool);
 #if defined(__linux__)
-    pthread_atfork(nullptr, nullptr, [] { pool().forget_workers(); });
+    pthread_atfork(nullptr, nullptr, [] { the_pool.store(new Pool(the_pool.load()->size())); });
 #endif
-    return made;
+    return true;
   }();
-  return *the_pool;
+  (void)made;
+  return *the_pool.load();
 }
 
 }  // namespace
@@ -161,7 +158,7 @@ void run_tasks(std::size_t count, Task task, const void* job) { pool().run(count
 
 void set_threads(int count) { pool().set(count); }
 
-int threads() { return pool().get(); }
+int threads() { return pool().size(); }
 
 int physical_cores() {
 #if defined(__linux__)

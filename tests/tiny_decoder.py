@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from outrider.models.decoder import Decoder
 from outrider.models.loader.checkpoint import Checkpoint, DecoderConfig, RawTensor, expected_shapes
+from outrider.models.loader.stored_rows import Place
 
 VOCAB = 131
 LLAMA3 = {
@@ -61,6 +63,7 @@ class RandomCheckpoint:
     def __init__(self, config: DecoderConfig, seed: int = 0) -> None:
         generator = torch.Generator().manual_seed(seed)
         self.config = config
+        self._folder = tempfile.TemporaryDirectory()
         self._tensors = {
             name: torch.randn(shape, generator=generator) * (0.2 if "norm" in name else 0.15) + ("norm" in name)
             for name, shape in expected_shapes(config).items()
@@ -80,7 +83,11 @@ class RandomCheckpoint:
 
     def raw(self, name: str) -> RawTensor:
         tensor = self._tensors[name]
-        return RawTensor("F32", tuple(tensor.shape), tensor.view(-1).view(torch.uint8), None)
+        data = tensor.view(-1).view(torch.uint8)
+        file = Path(self._folder.name) / name
+        if not file.exists():
+            file.write_bytes(data.numpy().tobytes())
+        return RawTensor("F32", tuple(tensor.shape), data, None, Place(file, 0))
 
     def release(self) -> None:
         pass

@@ -53,7 +53,7 @@ def test_a_real_decoder_with_a_draft_model_equals_plain_greedy_and_coupled(folde
 
 
 def test_c4_the_target_as_its_own_draft_is_always_accepted(folders):
-    llm = LLM(str(folders["target"]), draft_model=str(folders["twin"]), k=4, dtype="float32")
+    llm = LLM(str(folders["target"]), draft_model=str(folders["twin"]), k=4, dtype="float32", draft_dtype="float32")
     [greedy] = llm.generate("hello", SamplingParams(max_tokens=25, ignore_eos=True))
     assert greedy.stats.acceptance_rate == 1.0
     assert greedy.stats.acceptance_length == 5.0
@@ -61,6 +61,13 @@ def test_c4_the_target_as_its_own_draft_is_always_accepted(folders):
     [result] = llm.generate("hello", sampled)
     assert result.completions[0].rule == "block"
     assert result.stats.acceptance_rate == 1.0
+
+
+def test_c4_holds_under_the_defaults(folders):
+    """No loss of precision where a model drafts for itself."""
+    llm = LLM(str(folders["target"]), draft_model=str(folders["target"]), k=4)
+    [greedy] = llm.generate("hello", SamplingParams(max_tokens=25, ignore_eos=True))
+    assert greedy.stats.acceptance_rate == 1.0
 
 
 @pytest.mark.parametrize(
@@ -89,7 +96,7 @@ def test_c8_a_foreign_vocabulary_is_refused_with_names_and_ids(folders):
 def test_c9_an_unused_draft_and_a_swapped_pair_are_warned_about(folders):
     unused = LLM(str(folders["target"]), draft_model=str(folders["small"]), drafter="none")
     assert ["loaded but unused" in warning for warning in unused.warnings] == [True]
-    swapped = LLM(str(folders["small"]), draft_model=str(folders["target"]))
+    swapped = LLM(str(folders["small"]), draft_model=str(folders["target"]), draft_dtype="bfloat16")
     [warning] = swapped.warnings
     assert "as large as the target" in warning
     assert " x plain" in warning

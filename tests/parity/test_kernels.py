@@ -434,3 +434,38 @@ def test_a_level_beyond_the_processor_names_those_that_run() -> None:
 def test_thread_counts_are_checked() -> None:
     with pytest.raises(ConfigError, match="threads is 0"):
         kernels.set_threads(0)
+
+
+FORKS = """
+import os, sys, threading, time, torch
+from outrider import kernels
+torch.set_num_threads(1)
+kernels.set_threads(3)
+layer, x_MK = kernels.pack_linear(torch.randn(2048, 512)), torch.randn(4, 512)
+expected = layer(x_MK)
+stop = threading.Event()
+def compute():
+    while not stop.is_set():
+        layer(x_MK)
+if sys.argv[1] == "busy":
+    threading.Thread(target=compute, daemon=True).start()
+for turn in range(6):
+    time.sleep(0.02)
+    child = os.fork()
+    if child == 0:
+        same = all(torch.equal(layer(x_MK), expected) for _ in range(3) if time.sleep(0.01) is None)
+        os._exit(0 if same and kernels.threads() == 3 else 3)
+    _, status = os.waitpid(child, 0)
+    assert status == 0, status
+stop.set()
+assert torch.equal(layer(x_MK), expected)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+@pytest.mark.skipif(not kernels.available(), reason=kernels.why())
+@pytest.mark.parametrize("parent", ["idle", "busy"])
+def test_a_forked_child_has_a_pool_of_its_own(parent: str) -> None:
+    """Idle workers sleep at a condition, busy ones hold locks; neither exists in the child."""
+    run = subprocess.run([sys.executable, "-c", FORKS, parent], capture_output=True, text=True, timeout=120)
+    assert run.returncode == 0, run.stderr

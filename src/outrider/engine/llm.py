@@ -60,7 +60,7 @@ class LLM:
     `draft_dtype`      the same for the draft, whose precision changes only its speed and acceptance; "auto" is "int4"
                        where the CPU kernels run
     `device`           "cpu", "cuda" or "cuda:N", for target and draft
-    `threads`          CPU threads; None: the machine's physical cores
+    `threads`          CPU threads, at most the logical processors of this process; None: physical cores
     `on_trace`         called with the StepTrace of every round
     `on_load`          called with a model's name when its file was found, before its weights are read
     Raises UserError or FetchError with one line that says what to do. Not thread-safe.
@@ -95,7 +95,7 @@ class LLM:
                 draft_model,
                 dtype=draft_dtype,
                 device=device,
-                draft=True,
+                draft=draft_model != model,  # as its own draft a model keeps its precision, so that all is accepted
                 offline=offline,
                 progress=progress,
                 on_load=on_load,
@@ -349,8 +349,12 @@ def _drafter_names(drafter: str | Seq[str] | None, *, has_draft: bool) -> list[s
 
 def _check_options(names: list[str], rule: str, threads: int | None, *, has_draft: bool) -> None:
     """What can be refused before a model is loaded is."""
-    if threads is not None and threads < 1:
-        raise ConfigError(f"threads = {threads} is not allowed: give an integer >= 1")
+    most = kernels.usable_processors()
+    if threads is not None and not 1 <= threads <= most:
+        raise ConfigError(
+            f"threads = {threads} is not allowed: give an integer from 1 to {most}, the logical processors that this "
+            "process may use"
+        )
     if rule != "auto":
         verifier_class(rule)
     for name in names:

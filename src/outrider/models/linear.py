@@ -18,6 +18,7 @@ from outrider import kernels
 from outrider.kernels import PackedLinear, QuantisedLinear, Room
 from outrider.models.loader.checkpoint import RawTensor
 from outrider.models.loader.dequantise import FORMATS_BY_NAME, dequantise
+from outrider.models.loader.stored_rows import StoredRows
 
 WIDEN_ROWS = 16
 """From this many rows on, widening bfloat16 weights to float32 is cheaper than torch's bfloat16 product on a CPU."""
@@ -98,21 +99,22 @@ class TableEmbedding:
 
 
 class StoredEmbedding:
-    """Rows of a matrix as its file has them (usually the mapped file itself), decoded to `dtype` when looked up."""
+    """Rows of a matrix that stay in its file, decoded to `dtype` when looked up. A call raises ModelFileError when
+    the file changed meanwhile."""
 
     def __init__(self, table: RawTensor, dtype: torch.dtype) -> None:
         assert table.row_order is None, "an embedding's rows stand in order"
         self._kind, self._dtype, self._width = FORMATS_BY_NAME[table.type_name], dtype, table.shape[1]
-        self._blocks = table.data.view(table.shape[0], -1)
+        self._rows = StoredRows(table.place, table.data.nbytes // table.shape[0])
 
     @property
     def nbytes(self) -> int:
-        """None: the system may drop the file's pages and read them again."""
+        """Nothing: the rows are in the file."""
         return 0
 
     def __call__(self, tokens_M: Tensor) -> Tensor:
-        shape = (len(tokens_M), self._width)
-        return dequantise(self._blocks[tokens_M].view(-1), self._kind, shape, self._dtype).float()
+        blocks = self._rows.read(tokens_M.tolist())
+        return dequantise(blocks.view(-1), self._kind, (len(tokens_M), self._width), self._dtype).float()
 
 
 def make_linear(

@@ -93,6 +93,13 @@ def _precision(asked: str, device: str, checkpoint: Checkpoint | None, draft: bo
             f"dtype 'quantised' is not possible here: it takes the compiled CPU kernels ({kernels.why()}) and a GGUF "
             f"file of type {', '.join(sorted(kernels.QUANTISED_TYPES))} (this one: {kind}); give bfloat16 or float32"
         )
+    if asked == "int4" and not draft:
+        return Decision(
+            "dtype",
+            "int4",
+            "asked for; weights were encoded anew in 4.5 bits, all but the file's own blocks of Q4_0, Q4_1 and Q4_K: the "
+            "answers are those of the encoded model, with speculation and without",
+        )
     if asked != "auto":
         return Decision("dtype", asked, "asked for")
     if draft and has_kernels and checkpoint:
@@ -112,7 +119,8 @@ def _precision(asked: str, device: str, checkpoint: Checkpoint | None, draft: bo
     if kernels.available():
         reason = f"half the memory traffic of float32; the {kernels.active_level()} kernels widen it on the way"
         return Decision("dtype", "bfloat16", reason)
-    return Decision("dtype", "float32", "no compiled kernels here, and torch's bfloat16 products are slow on a CPU")
+    does = f"torch does the work ({kernels.reason()})"
+    return Decision("dtype", "float32", f"{does}, and its bfloat16 products are slow on a CPU")
 
 
 def _natively(checkpoint: Checkpoint, device: str, precision: Decision) -> _Parts:
@@ -141,7 +149,7 @@ def _natively(checkpoint: Checkpoint, device: str, precision: Decision) -> _Part
 def _arithmetic(model: Decoder) -> Decision:
     if model.device.type != "cpu":
         return Decision("kernels", "torch", f"torch's own on {model.device}")
-    return Decision("kernels", kernels.active_level(), kernels.why())
+    return Decision("kernels", kernels.active_level(), kernels.reason())
 
 
 def _through_transformers(folder: Path, device: str, dtype: str, why: str) -> _Parts:

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from outrider.core.rope import RopeScaling
 from outrider.errors import ModelFileError, ModelNotFoundError
+from outrider.models.loader.stored_rows import Place
 
 ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
@@ -85,13 +86,14 @@ class TokenizerFolder:
 class RawTensor:
     """A tensor as stored. Row n of the [out, in] matrix is stored row `row_order[n]`, or n when that is None.
 
-    `data` is a view on the mapped file and must not be written to.
+    `data` is a view on the mapped file and must not be written to; the same bytes begin at `place`.
     """
 
     type_name: str
     shape: tuple[int, ...]
     data: Tensor
     row_order: Tensor | None
+    place: Place
 
 
 class Checkpoint(Protocol):

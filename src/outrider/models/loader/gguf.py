@@ -21,6 +21,7 @@ from outrider.models.loader.checkpoint import (
 from outrider.models.loader.dequantise import dequantise
 from outrider.models.loader.gguf_header import MAGIC, GGUFTensor, Header, read_header
 from outrider.models.loader.gguf_metadata import Metadata, read_rope_scaling, read_vocabulary
+from outrider.models.loader.stored_rows import Place
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
 ROPE_FACTORS = "rope_freqs.weight"
@@ -109,7 +110,9 @@ class GGUFCheckpoint:
 
     def raw(self, name: str) -> RawTensor:
         stored = self._tensors[name]
-        return RawTensor(stored.kind.name, stored.shape, self._bytes(stored), self._row_order(name))
+        return RawTensor(
+            stored.kind.name, stored.shape, self._bytes(stored), self._row_order(name), Place(self.path, stored.start)
+        )
 
     def release(self) -> None:
         if hasattr(mmap, "MADV_DONTNEED"):  # pages stay in the system's file cache

@@ -18,6 +18,7 @@ from outrider.core.json_file import JsonObject, parse_object
 from outrider.errors import ModelFileError
 from outrider.models.loader.checkpoint import RawTensor, TokenizerFolder, check_layout, check_sizes
 from outrider.models.loader.hf_config import architecture, read_chat_template, read_config
+from outrider.models.loader.stored_rows import Place
 
 DTYPE_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
 MOST_HEADER_BYTES = 100_000_000
@@ -36,7 +37,7 @@ DERIVED = re.compile(r"model\.(layers\.[0-9]+\.self_attn\.)?rotary_emb\.inv_freq
 
 @dataclass(frozen=True, slots=True)
 class SafetensorsEntry:
-    """A tensor's entry in a header."""
+    """A tensor's entry in a header; bytes [start, stop) of the file."""
 
     file: Path
     name: str
@@ -79,7 +80,8 @@ class SafetensorsCheckpoint:
 
     def raw(self, name: str) -> RawTensor:
         stored = self._tensors[name]
-        return RawTensor(stored.dtype, stored.shape, self._read(name).reshape(-1).view(torch.uint8), None)
+        data = self._read(name).reshape(-1).view(torch.uint8)
+        return RawTensor(stored.dtype, stored.shape, data, None, Place(stored.file, stored.start))
 
     def release(self) -> None:
         """Nothing to do: a file is mapped for as long as the tensor read from it lives."""
@@ -108,7 +110,7 @@ def read_header(file: Path) -> list[SafetensorsEntry]:
     except OSError as error:
         raise ModelFileError(f"{file} cannot be read: {error.strerror}") from None
     header.pop("__metadata__", None)
-    tensors = sorted((_entry(file, *item, size - 8 - length) for item in header.items()), key=lambda t: t.start)
+    tensors = sorted((_entry(file, *item, 8 + length, size) for item in header.items()), key=lambda t: t.start)
     for left, right in pairwise(tensors):
         if left.stop > right.start:
             raise _damaged(file, f"tensors {left.name[:80]!r} and {right.name[:80]!r} overlap")
@@ -119,7 +121,8 @@ def read_header(file: Path) -> list[SafetensorsEntry]:
         raise _damaged(file, str(error).splitlines()[0][:120]) from None
 
 
-def _entry(file: Path, name: str, entry: object, data_bytes: int) -> SafetensorsEntry:
+def _entry(file: Path, name: str, entry: object, data_start: int, file_bytes: int) -> SafetensorsEntry:
+    data_bytes = file_bytes - data_start
     fields = entry if isinstance(entry, dict) else {}
     dtype, shape, offsets = fields.get("dtype"), fields.get("shape"), fields.get("data_offsets")
     if not isinstance(dtype, str) or not _naturals(shape) or not _naturals(offsets) or len(offsets) != 2:
@@ -137,7 +140,7 @@ def _entry(file: Path, name: str, entry: object, data_bytes: int) -> Safetensors
             break
     if not start <= stop <= data_bytes or stop - start != need:
         raise _damaged(file, f"tensor {name[:80]!r} does not fill bytes {start} to {stop} of {data_bytes}")
-    return SafetensorsEntry(file, name, dtype, tuple(shape), start, stop)
+    return SafetensorsEntry(file, name, dtype, tuple(shape), data_start + start, data_start + stop)
 
 
 def _naturals(value: object) -> TypeGuard[list[int]]:
