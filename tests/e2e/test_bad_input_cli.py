@@ -33,12 +33,16 @@ def folder(tmp_path_factory):
 
 
 BAD_OPTIONS = {
-    "K below 0": (["hello", "--k", "-1"], ["K = -1", ">= 0"]),
-    "K no number": (["hello", "--k", "many"], ["K = 'many'", "one integer >= 0"]),
-    "several K": (["hello", "-k", "3,5"], ["K = '3,5'", "one integer >= 0", "outrider bench"]),
+    "K below 0": (["hello", "--k", "-1"], ["K = -1", "from 0 to 64"]),
+    "K too large": (["hello", "--k", "65"], ["K = 65", "from 0 to 64"]),
+    "K no number": (["hello", "--k", "many"], ["K = 'many'", "one integer from 0 to 64"]),
+    "several K": (["hello", "-k", "3,5"], ["K = '3,5'", "one integer from 0 to 64", "outrider bench"]),
     "K twice": (["hello", "-k", "3", "--k", "5"], ["--k was given 2 times", "give it once", "outrider bench"]),
     "several drafters": (["hello", "-d", "ngram,suffix"], ["'ngram,suffix'", "give one name", "outrider bench"]),
     "drafter twice": (["hello", "-d", "ngram", "-d", "suffix"], ["--drafter was given 2 times", "give it once"]),
+    "seed twice": (["hello", "--seed", "1", "--seed", "2"], ["--seed was given 2 times", "give it once"]),
+    "threads twice": (["hello", "--threads", "1", "--threads", "1"], ["--threads was given 2 times"]),
+    "chat and raw": (["hello", "--raw", "--chat"], ["--chat/--raw was given 2 times"]),
     "rule twice": (["hello", "--rule", "block", "--rule", "chain"], ["--rule was given 2 times", "give it once"]),
     "an internal drafter": (["hello", "-d", "fixed"], ["'fixed' is unknown", "none, ngram, suffix"]),
     "temperature NaN": (["hello", "--temperature", "nan"], ["temperature = nan", ">= 0"]),
@@ -53,7 +57,8 @@ BAD_OPTIONS = {
     "n": (["hello", "--n", "0"], ["n = 0", ">= 1"]),
     "logprobs": (["hello", "--logprobs", "-1"], ["logprobs = -1", "[0, 100]"]),
     "empty stop": (["hello", "--stop", ""], ["stop", "non-empty"]),
-    "threads": (["hello", "--threads", "0"], ["threads = 0", ">= 1"]),
+    "threads": (["hello", "--threads", "0"], ["threads = 0", "from 1 to"]),
+    "more threads than processors": (["hello", "--threads", "4096"], ["threads = 4096", "from 1 to", "processors"]),
     "dtype": (["hello", "--dtype", "float8"], ["float8", "bfloat16"]),
     "empty prompt": ([""], ["prompt is empty"]),
     "missing prompt file": (["--file", "nowhere.txt"], ["--file nowhere.txt", "no such file"]),
@@ -86,6 +91,23 @@ def test_bad_options(capfd, folder, case):
     args, parts = BAD_OPTIONS[case]
     code = main(["generate", "--model", str(folder / "target"), "--quiet", *args])
     one_line(capfd, code, parts)
+
+
+def test_no_weights_are_read_for_threads_that_cannot_be(capfd, folder, monkeypatch):
+    monkeypatch.setattr("outrider.models.load.Decoder.from_checkpoint", None)
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: {0, 3, 4}, raising=False)
+    code = main(["generate", "hello", "--quiet", "--model", str(folder / "target"), "--threads", "4"])
+    one_line(capfd, code, ["threads = 4 is not allowed: give an integer from 1 to 3"])
+
+
+def test_a_flag_said_twice_says_the_same(capfd, folder):
+    code = main(["generate", "hello", "-q", "--quiet", "-n", "1", "--model", str(folder / "target")])
+    assert code == 0, capfd.readouterr().err
+
+
+def test_stops_add_up(capfd, folder):
+    line = ["generate", "hello", "-q", "-n", "1", "--model", str(folder / "target")]
+    assert main([*line, "--stop", "a", "--stop", "b"]) == 0, capfd.readouterr().err
 
 
 BAD_MODELS = {

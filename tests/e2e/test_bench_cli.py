@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 
 import pytest
 
@@ -20,8 +21,8 @@ PROMPTS = [
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     root = tmp_path_factory.mktemp("models")
-    write_tiny_model(root / "target")
-    write_tiny_model(root / "draft", layers=1)
+    write_tiny_model(root / "target", context=4096)
+    write_tiny_model(root / "draft", layers=1, context=4096)
     (root / "prompts.jsonl").write_text("\n".join(json.dumps(prompt) for prompt in PROMPTS))
     return root
 
@@ -138,6 +139,10 @@ def test_a_drafter_that_never_drafts_is_named(bench):
         (["--peer-url", "localhost:8080"], 2, "give http://host:port"),
         (["--repeat", "0"], 2, "repeat = 0"),
         (["--k", "-1"], 2, "K = -1 is not allowed"),
+        (["--k", "5,500"], 2, "K = 500 is not allowed: give an integer from 0 to 64"),
+        (["--repeat", "2", "--repeat", "3"], 2, "--repeat was given 2 times"),
+        (["--seed", "2", "--seed", "3"], 2, "--seed was given 2 times"),
+        (["--category", "coding"], 2, "no prompts of category coding: choose from code, prose"),
         (["--temperature", "-1"], 2, "temperature = -1.0 is not allowed"),
         (["--turns", "2", "--raw"], 2, "a raw prompt is one text"),
         (["--drafter", "draft_model"], 2, "needs a draft model"),
@@ -149,6 +154,34 @@ def test_what_cannot_be_done_is_one_line(bench, args, code, message):
     assert message in err
     assert err.count("\n") == 1
     assert not out
+
+
+def test_categories_of_the_built_in_prompts(folder, capsys):
+    options = ["-d", "ngram", "--dtype", "float32", "-n", "4", "--json", "--quiet"]
+    assert main(["bench", str(folder / "target"), *options, "--category", "edit,code"]) == 0
+    assert json.loads(capsys.readouterr().out)["settings"]["categories"] == ["code", "edit"]
+    assert main(["bench", str(folder / "target"), *options, "--category", "coding"]) == 2
+    err = capsys.readouterr().err
+    assert "the built-in prompts: no prompts of category coding: choose from code, edit, extraction, prose" in err
+
+
+HOW_TO = (Path(__file__).parents[2] / "docs" / "how-to" / "bench.md").read_text()
+EXAMPLES = [line for line in HOW_TO.split("```")[1].splitlines() if line and "--peer-url" not in line]
+
+
+@pytest.mark.parametrize("line", EXAMPLES)
+def test_the_examples_of_the_guide_run(folder, capsys, line):
+    root = Path(__file__).parents[2]
+    words = {
+        "TARGET": str(folder / "target"),
+        "DRAFT": str(folder / "draft"),
+        "my_prompts.jsonl": str(folder / "prompts.jsonl"),
+        "examples/tasks.jsonl": str(root / "examples" / "tasks.jsonl"),
+        "256": "8",
+    }
+    program, *args = [words.get(word, word) for word in line.split()]
+    assert program == "outrider"
+    assert main([*args, "--limit", "1", "--raw", "--json", "--quiet"]) == 0, capsys.readouterr().err
 
 
 @pytest.mark.model

@@ -23,7 +23,8 @@ def chat(folder, capsys, monkeypatch):
 
     def run(lines, *args, model=folder):
         monkeypatch.setattr("sys.stdin", io.StringIO("".join(line + "\n" for line in lines)))
-        code = main(["chat", "--model", str(model), "--dtype", "float32", "-n", "12", *args])
+        length = [] if "-n" in args else ["-n", "12"]
+        code = main(["chat", "--model", str(model), "--dtype", "float32", *length, *args])
         return code, *capsys.readouterr()
 
     return run

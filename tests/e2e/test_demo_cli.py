@@ -20,7 +20,8 @@ def folder(tmp_path_factory):
 @pytest.fixture
 def demo(folder, capsys):
     def run(*args):
-        code = main(["demo", "--model", str(folder), "--dtype", "float32", "-n", "16", *args])
+        length = [] if "-n" in args else ["-n", "16"]
+        code = main(["demo", "--model", str(folder), "--dtype", "float32", *length, *args])
         return code, *capsys.readouterr()
 
     return run

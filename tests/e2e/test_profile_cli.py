@@ -112,6 +112,7 @@ def test_a_full_context_leaves_out_the_rounds_and_says_so(profile):
         (["--context", "0"], "context = 0 is not allowed"),
         (["--repeat", "0"], "repeat = 0 is not allowed"),
         (["--threads", "0"], "threads = 0 is not allowed"),
+        (["--repeat", "2", "--repeat", "3"], "--repeat was given 2 times"),
         (["--context", "254", "--rows", "1,4"], "holds 256 tokens: give --context 252 or less"),
         (["--context", "1", "--rows", "256"], "holds 256 tokens: give fewer rows"),
         (["--dtype", "int3"], "dtype 'int3' is not allowed"),

@@ -28,8 +28,9 @@ def verify(folder, capsys):
     """Runs the command on the tiny target; returns (exit code, stdout, stderr)."""
 
     def run(*args):
-        options = ["--dtype", "float32", "--max-tokens", "8", "--prompts", str(folder / "prompts.jsonl")]
-        code = main(["verify", str(folder / "target"), *options, *args])
+        options = {"--dtype": "float32", "--max-tokens": "8", "--prompts": str(folder / "prompts.jsonl")}
+        usual = [word for option in options.items() if option[0] not in args for word in option]
+        code = main(["verify", str(folder / "target"), *usual, *args])
         return code, *capsys.readouterr()
 
     return run

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
+from outrider.control.fixed import MAX_K, check_k
 from outrider.core.registry import verifier_class
 from outrider.core.types import SamplingParams
 from outrider.engine.engine import resolve_rule
@@ -42,7 +43,8 @@ def plain_lane(rule: str) -> Lane:
 
 
 def lanes(llm: LLM, methods: Seq[str], ks: Seq[int], rules: Seq[str]) -> list[Lane]:
-    """Every combination, drafters outermost. Raises ConfigError for a drafter that is not loaded, or a K < 0.
+    """Every combination, drafters outermost. Raises ConfigError for a drafter that is not loaded, or a K that is not
+    allowed.
 
     The engine's own K caps each lane's: build it with the largest.
     """
@@ -51,8 +53,7 @@ def lanes(llm: LLM, methods: Seq[str], ks: Seq[int], rules: Seq[str]) -> list[La
         if method not in drafters:
             raise ConfigError(f"drafter {method!r} is not loaded in this engine: choose one of {', '.join(drafters)}")
     for k in ks:
-        if k < 0:
-            raise ConfigError(f"K = {k} is not allowed: give an integer >= 0")
+        check_k(k)
     drafting = [method for method in dict.fromkeys(methods) if method != "none"]
     if not drafting or not ks:
         raise ConfigError("nothing to compare with plain: name at least one drafter other than 'none', and one K")
@@ -64,10 +65,11 @@ def parse_ks(text: str) -> list[int]:
     try:
         ks = [int(part) for part in text.split(",")]
     except ValueError:
-        raise ConfigError(f"--k {text!r} is not allowed: give integers >= 0 separated by commas, as in 1,2,5") from None
-    bad = next((k for k in ks if k < 0), None)
-    if bad is not None:
-        raise ConfigError(f"K = {bad} is not allowed: give an integer >= 0")
+        raise ConfigError(
+            f"--k {text!r} is not allowed: give integers from 0 to {MAX_K} separated by commas, as in 1,2,5"
+        ) from None
+    for k in ks:
+        check_k(k)
     return ks
 
 

@@ -34,19 +34,24 @@ def read_prompts(
     prompts = list(_parse(Path(path), turns))
     if not prompts:
         raise UserError(f"{path}: no prompts in this file: give one a line, {LINE_FORM}")
-    if categories:
-        known = sorted({prompt.category for prompt in prompts})
-        unknown = sorted(set(categories) - set(known))
-        if unknown:
-            raise ConfigError(f"{path}: no prompts of category {', '.join(unknown)}: choose from {', '.join(known)}")
-        prompts = [prompt for prompt in prompts if prompt.category in categories]
-    return prompts[:limit]
+    return _of_categories(prompts, categories, str(path))[:limit]
 
 
-def builtin_prompts(limit: int | None = None) -> list[BenchPrompt]:
-    """Six short prompts of different kinds, some of which repeat themselves and some of which do not."""
+def builtin_prompts(limit: int | None = None, categories: Collection[str] = ()) -> list[BenchPrompt]:
+    """Six short prompts of different kinds, or those of some of these kinds. Half of them ask for text that repeats
+    itself or the prompt. Raises ConfigError for a kind that there is not."""
     _require_positive("limit", limit)
-    return [BenchPrompt(f"builtin-{category}", category, (text,)) for category, text in BUILTIN.items()][:limit]
+    prompts = [BenchPrompt(f"builtin-{category}", category, (text,)) for category, text in BUILTIN.items()]
+    return _of_categories(prompts, categories, "the built-in prompts")[:limit]
+
+
+def _of_categories(prompts: list[BenchPrompt], categories: Collection[str], where: str) -> list[BenchPrompt]:
+    """Those of one of the categories (empty: any). Raises ConfigError with the known ones."""
+    known = sorted({prompt.category for prompt in prompts})
+    unknown = sorted(set(categories) - set(known))
+    if unknown:
+        raise ConfigError(f"{where}: no prompts of category {', '.join(unknown)}: choose from {', '.join(known)}")
+    return [prompt for prompt in prompts if not categories or prompt.category in categories]
 
 
 def _parse(path: Path, turns: int) -> Iterator[BenchPrompt]:

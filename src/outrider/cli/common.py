@@ -35,8 +35,12 @@ def one_length(text: str | int) -> int:
     try:
         return int(text)
     except ValueError:
+        from outrider.control.fixed import MAX_K
+
         several = " (outrider bench and outrider verify take several)" if "," in str(text) else ""
-        raise typer.BadParameter(f"K = {text!r} is not allowed: give one integer >= 0, as in --k 5{several}") from None
+        raise typer.BadParameter(
+            f"K = {text!r} is not allowed: give one integer from 0 to {MAX_K}, as in --k 5{several}"
+        ) from None
 
 
 def answer_length(text: str | int) -> int:

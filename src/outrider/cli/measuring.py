@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from outrider.cli import common
-from outrider.errors import ConfigError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -76,9 +75,7 @@ class Setup:
         from outrider.bench.prompts import builtin_prompts, read_prompts
 
         if self.prompts is None:
-            if self.categories:
-                raise ConfigError("--category needs a prompt file: give one with --prompts")
-            return builtin_prompts(self.limit)
+            return builtin_prompts(self.limit, self.categories)
         return read_prompts(self.prompts, limit=self.limit, categories=self.categories, turns=self.turns)
 
     def open(self, *, quiet: bool) -> LLM:

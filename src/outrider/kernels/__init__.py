@@ -1,6 +1,15 @@
 """Hot operations of a forward pass on the CPU: C++ where it was built, torch elsewhere, chosen once at import."""
 
-from outrider.kernels.dispatch import active_level, available, fast_calls, set_threads, threads, why
+from outrider.kernels.dispatch import (
+    active_level,
+    available,
+    fast_calls,
+    reason,
+    set_threads,
+    threads,
+    usable_processors,
+    why,
+)
 from outrider.kernels.ops import (
     PackedLinear,
     add_rms_norm_,
@@ -48,10 +57,12 @@ __all__ = [
     "pack_linear_chunks",
     "pack_quantised",
     "pack_quantised_rows",
+    "reason",
     "rms_norm",
     "rope_",
     "set_threads",
     "swiglu",
     "threads",
+    "usable_processors",
     "why",
 ]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import os
 from dataclasses import dataclass
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 import torch
@@ -25,7 +26,7 @@ DTYPE_CODE = {torch.float32: 0, torch.bfloat16: 1}
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """`level` is None where torch does the work."""
+    """`level` is None where torch does the work; `reason` does not name the level."""
 
     level: Level | None
     reason: str
@@ -36,25 +37,28 @@ def choose(wanted: str | None) -> Choice:
     if wanted and wanted not in (*LEVELS, "torch"):
         raise ConfigError(f"{VARIABLE}={wanted} is unknown; allowed: {', '.join(LEVELS)}, torch")
     if wanted == "torch":
-        return Choice(None, f"torch, as {VARIABLE} asks")
-    try:
-        extension = importlib.import_module("outrider.kernels._kernels")
-    except ImportError as error:
-        missing = isinstance(error, ModuleNotFoundError)
-        cause = (
-            "was not built (no C++ compiler or Python headers at install)" if missing else f"does not load ({error})"
-        )
+        return Choice(None, f"as {VARIABLE} asks")
+    extension, state = load_extension()
+    if extension is None:
         if wanted:
-            raise ConfigError(
-                f"{VARIABLE}={wanted} needs the C++ extension, which {cause}; reinstall outrider"
-            ) from error
-        return Choice(None, f"torch: the C++ extension {cause}; reinstall outrider with a compiler for the fast path")
+            raise ConfigError(f"{VARIABLE}={wanted} needs the C++ extension, which {state}; reinstall outrider")
+        return Choice(None, f"the C++ extension {state}; reinstall outrider with a compiler for the fast path")
     levels: list[str] = extension.available_levels()
     if wanted and wanted not in levels:
         raise ConfigError(f"{VARIABLE}={wanted} cannot run on this processor; available: {', '.join(levels)}, torch")
     name = wanted or levels[-1]
     why = f"as {VARIABLE} asks" if wanted else f"the best of {', '.join(levels)} on this processor"
-    return Choice(extension.Level(name), f"{name}: {why}")
+    return Choice(extension.Level(name), why)
+
+
+def load_extension() -> tuple[ModuleType | None, str]:
+    """(the C++ extension or None, what became of it), whatever OUTRIDER_CPU says."""
+    try:
+        return importlib.import_module("outrider.kernels._kernels"), "was built"
+    except ModuleNotFoundError:
+        return None, "was not built (no C++ compiler or Python headers at install)"
+    except ImportError as error:
+        return None, f"was built and does not load ({error})"
 
 
 OPERATIONS = (
@@ -85,14 +89,27 @@ def active_level() -> str:
     return CHOICE.level.name if CHOICE.level else "torch"
 
 
-def why() -> str:
-    """One line on the choice of the active level, for people."""
+def reason() -> str:
+    """Why the active level is the one chosen, for people."""
     return CHOICE.reason
+
+
+def why() -> str:
+    """The active level and the reason for it, in one line."""
+    return f"{active_level()}: {reason()}"
 
 
 def fast_calls() -> dict[str, int]:
     """Calls that ran in C++ so far, by operation (those with none left out): for tests that the fast path ran."""
     return {operation: count for operation, count in CALLS.items() if count}
+
+
+def usable_processors() -> int:
+    """Logical processors that this process may use."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except (AttributeError, OSError):  # not every system tells
+        return os.cpu_count() or 1
 
 
 def set_threads(count: int) -> None:
