@@ -176,9 +176,36 @@ def test_without_the_extension():
     run = elsewhere(None, hidden=True)
     assert run.returncode == 0, run.stderr
     assert "self-check: nothing to check" in run.stdout
-    [line] = [line for line in run.stdout.splitlines() if line.startswith("extension ")]
-    assert "not built" in line
+    lines = {line.split()[0]: line for line in run.stdout.splitlines()}
+    assert "was not built" in lines["extension"]
+    assert "torch: the C++ extension was not built" in lines["kernels"]
+    assert "does not load" not in run.stdout
+    assert f"; {kernels.usable_processors()} logical processors for this process" in lines["processor"]
     assert "no: OUTRIDER_CPU is not set" in run.stdout
+
+
+def test_a_plan_names_the_level_once(models):
+    run = elsewhere(None, models["tiny"])
+    assert run.returncode == 0, run.stderr
+    level = kernels.active_level()
+    assert f"{level}: {kernels.reason()}" in run.stdout
+    assert f"{level}: {level}:" not in run.stdout
+
+
+def test_the_dtype_under_a_forced_torch_says_who_asks(models):
+    run = elsewhere("torch", models["tiny"], "--json")
+    assert plan_of(json.loads(run.stdout))["dtype"]["reason"].startswith("as OUTRIDER_CPU asks; torch does the work")
+
+
+def test_a_busy_machine_is_noted(doctor, monkeypatch):
+    monkeypatch.setattr("os.getloadavg", lambda: (99.0, 0, 0))
+    out = doctor()[1]
+    assert "note: the machine was busy: load average 99.0" in out.splitlines()[-2]
+    found = json.loads(doctor("--json")[1])
+    assert found["cpu"]["load_1min"] == 99.0
+    assert [note[:20] for note in found["notes"]] == ["the machine was busy"]
+    monkeypatch.setattr("os.getloadavg", lambda: (0.0, 0, 0))
+    assert json.loads(doctor("--json")[1])["notes"] == []
 
 
 def test_a_level_that_does_not_exist_is_one_line():

@@ -120,6 +120,18 @@ def test_every_pass_is_one_call_of_the_compiled_decoder(document):
     assert calls["stack"] == answer["metrics"]["speculative_decoding"]["num_spec_steps"] + prefill
 
 
+@pytest.mark.skipif(not kernels.available(), reason=f"no compiled kernels: {kernels.why()}")
+def test_the_plan_says_that_int4_encodes_a_target_anew(folder, capsys):
+    line = ["generate", "hello", "-n", "1", "--model", str(folder / "target")]
+    assert main([*line, "--dtype", "int4"]) == 0
+    err = capsys.readouterr().err
+    [said] = [text for text in err.splitlines() if text.startswith("dtype: int4")]
+    assert "weights were encoded anew" in said
+    assert "the answers are those of the encoded model" in said
+    assert main([*line, "--dtype", "bfloat16"]) == 0
+    assert "anew" not in capsys.readouterr().err
+
+
 def test_compare_runs_plain_too(generate, document):
     compared = document("hello", "-n", "40", "--compare")["compare"]
     assert (compared["outcome"], compared["equal"]) == ("IDENTICAL", True)

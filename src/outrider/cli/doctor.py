@@ -67,6 +67,8 @@ def doctor(
         width = max(len(label) for label, _ in rows)
         for label, text in rows:
             print(f"{label:{width}}  {text}")
+        for note in found.notes:
+            print(f"note: {note}")
         print(_verdict(found.checks), flush=True)
     if not all(check.ok for check in found.checks):
         raise typer.Exit(EXIT_DIFFERS)
@@ -74,11 +76,17 @@ def doctor(
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """`instruction_sets` is None where the system does not tell; `extension` says what became of the C++ code."""
+    """`instruction_sets` is None where the system does not tell; `extension` says what became of the C++ code.
+
+    `physical_cores` is None without that code, `usable_processors` counts the logical ones of this process.
+    """
 
     cpu: str
     physical_cores: int | None
     logical_cores: int | None
+    usable_processors: int
+    load_1min: object
+    notes: list[str]
     instruction_sets: dict[str, bool] | None
     torch_level: str
     memory_gib: object
@@ -105,7 +113,7 @@ def _examine() -> _Found:
     import outrider
     from outrider import kernels
     from outrider.bench.bandwidth import read_bandwidth
-    from outrider.bench.machine import machine_facts
+    from outrider.bench.machine import busy_warning, machine_facts
     from outrider.kernels.dispatch import VARIABLE
     from outrider.kernels.selfcheck import check_kernels
     from outrider.models.loader.sources import models_folder
@@ -113,10 +121,14 @@ def _examine() -> _Found:
     torch_threads = torch.get_num_threads()
     extension, levels, cores = _extension()
     facts = machine_facts()
+    busy = busy_warning(facts)
     return _Found(
         cpu=str(facts["cpu"]),
         physical_cores=cores,
         logical_cores=os.cpu_count(),
+        usable_processors=kernels.usable_processors(),
+        load_1min=facts["load_1min"],
+        notes=[busy] if busy else [],
         instruction_sets=instruction_sets(),
         torch_level=torch.backends.cpu.get_cpu_capability(),
         memory_gib=facts["memory_gib"],
@@ -143,13 +155,12 @@ def _examine() -> _Found:
 
 def _extension() -> tuple[str, list[str], int | None]:
     """(what became of the C++ code, its levels on this processor, physical cores), whatever OUTRIDER_CPU says."""
-    try:
-        from outrider.kernels import _kernels
-    except ModuleNotFoundError:
-        return "not built: reinstall outrider with a C++ compiler for the fast path", [], None
-    except ImportError as error:
-        return f"built, and does not load: {error}", [], None
-    return "built", _kernels.available_levels(), _kernels.physical_cores()
+    from outrider.kernels.dispatch import load_extension
+
+    extension, state = load_extension()
+    if extension is None:
+        return state, [], None
+    return state, extension.available_levels(), extension.physical_cores()
 
 
 def instruction_sets() -> dict[str, bool] | None:
@@ -223,8 +234,13 @@ def pass_decisions(model: object) -> list[Decision]:
 
 def _lines(found: _Found) -> Iterator[tuple[str, str]]:
     """(label, text) for people."""
-    cores = "unknown" if found.physical_cores is None else str(found.physical_cores)
-    yield "processor", f"{found.cpu}; {cores} physical cores for this process, {found.logical_cores} logical"
+    if found.physical_cores is None:
+        cores = (
+            f"{found.usable_processors} logical processors for this process (how many cores: only the extension tells)"
+        )
+    else:
+        cores = f"{found.physical_cores} physical cores for this process, {found.logical_cores} logical"
+    yield "processor", f"{found.cpu}; {cores}"
     sets = found.instruction_sets
     has = "not told by this system" if sets is None else ", ".join(name for name, here in sets.items() if here)
     lacks = ", ".join(name for name, here in (sets or {}).items() if not here)
@@ -264,6 +280,8 @@ def _document(found: _Found, model: str | None, plan: list[Decision] | None) -> 
             "name": found.cpu,
             "physical_cores": found.physical_cores,
             "logical_cores": found.logical_cores,
+            "usable_processors": found.usable_processors,
+            "load_1min": found.load_1min,
             "instruction_sets": found.instruction_sets,
             "torch_level": found.torch_level,
             "memory_gib": found.memory_gib,
@@ -288,4 +306,5 @@ def _document(found: _Found, model: str | None, plan: list[Decision] | None) -> 
             "checks": [{"name": check.name, "ok": check.ok, "finding": check.sentence} for check in found.checks],
         },
         "model": None if plan is None else {"target": model, "plan": plan_json(plan)},
+        "notes": found.notes,
     }

@@ -97,8 +97,8 @@ def _precision(asked: str, device: str, checkpoint: Checkpoint | None, draft: bo
         return Decision(
             "dtype",
             "int4",
-            "asked for; weights were encoded anew in 4.5 bits, all but the file's own blocks of Q4_0, Q4_1 and Q4_K: the "
-            "answers are those of the encoded model, with speculation and without",
+            "asked for; weights were encoded anew in 4.5 bits, all but the file's own blocks of Q4_0, Q4_1 and Q4_K: "
+            "the answers are those of the encoded model, with speculation and without",
         )
     if asked != "auto":
         return Decision("dtype", asked, "asked for")
@@ -119,8 +119,8 @@ def _precision(asked: str, device: str, checkpoint: Checkpoint | None, draft: bo
     if kernels.available():
         reason = f"half the memory traffic of float32; the {kernels.active_level()} kernels widen it on the way"
         return Decision("dtype", "bfloat16", reason)
-    does = f"torch does the work ({kernels.reason()})"
-    return Decision("dtype", "float32", f"{does}, and its bfloat16 products are slow on a CPU")
+    why = f"{kernels.reason()}; torch does the work, and its bfloat16 products are slow on a CPU"
+    return Decision("dtype", "float32", why)
 
 
 def _natively(checkpoint: Checkpoint, device: str, precision: Decision) -> _Parts:
