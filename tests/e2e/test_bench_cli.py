@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import threading
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
 
+from outrider.bench import measure
 from outrider.cli.main import main
+from outrider.core.stats import SpecStats
 from tests.tiny_folder import write_tiny_model
 
 PROMPTS = [
@@ -163,6 +166,66 @@ def test_categories_of_the_built_in_prompts(folder, capsys):
     assert main(["bench", str(folder / "target"), *options, "--category", "coding"]) == 2
     err = capsys.readouterr().err
     assert "the built-in prompts: no prompts of category coding: choose from code, edit, extraction, prose" in err
+
+
+@pytest.fixture
+def verdict(folder, capsys, monkeypatch, tmp_path):
+    """Runs the command on prompts whose speeds are made up (by category, in turn); returns the verdict's document."""
+    whole = measure.bench
+
+    def run(speeds, *, load=0.0, built_in=False):
+        lines = [{"id": f"{kind}{i}", "category": kind, "prompt": "x = x"} for kind in speeds for i in range(4)]
+        (tmp_path / "made.jsonl").write_text("\n".join(map(json.dumps, lines)))
+
+        def made_up(*args, **options):
+            found, runs = whole(*args, **options), []
+            for turn, one in enumerate(found.runs):
+                speed = 1.0
+                if one.lane != "plain":
+                    speeds_here = speeds.get(one.category, [1.5])
+                    speed = speeds_here[turn // 2 % len(speeds_here)]
+                stats = SpecStats(rounds=4, drafted=8, accepted=4, own_tokens=4, emitted=8)
+                seconds = one.tokens / (10 * speed)
+                runs.append(replace(one, decode_s=seconds, total_s=seconds, stats=stats))
+            return replace(found, runs=runs, differences={})
+
+        monkeypatch.setattr("outrider.bench.measure.bench", made_up)
+        monkeypatch.setattr("os.getloadavg", lambda: (load, 0, 0))
+        prompts = [] if built_in else ["--prompts", str(tmp_path / "made.jsonl")]
+        options = ["-d", "ngram", "-n", "4", "--ignore-eos", "--json", "--quiet", "--dtype", "float32"]
+        assert main(["bench", str(folder / "target"), *options, *prompts]) == 0
+        found = json.loads(capsys.readouterr().out)["verdict"]
+        return found["sentence"], found["lanes"]["ngram K=5"], found["provisional"]
+
+    return run
+
+
+def test_the_verdict_names_the_categories_that_gain_and_lose(verdict):
+    sentence, found, provisional = verdict({"edit": [1.5], "code": [1.4]})
+    assert (found, provisional) == ("faster", False)
+    assert sentence.endswith("worth it (gains on edit, code).")
+    sentence, found, _ = verdict({"edit": [1.0], "math": [0.9]})
+    assert found == "unclear"
+    assert sentence.endswith("(loses on math).")
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"load": 99.0}, "not decided: the machine was busy"),
+        ({"built_in": True}, "not decided: the built-in prompts favour copying: decide on your own prompts"),
+        (
+            {"speeds": {"edit": [1.5, 1.5, 1.5, 2.5]}},
+            "not decided: on prompt edit3 the speed-up is more than the tokens",
+        ),
+        ({"speeds": {"edit": [1.02, 1.02, 2.1, 2.1]}}, "not decided: it hangs on how one counts (1.56 x by prompt"),
+    ],
+)
+def test_the_verdict_decides_nothing_on_doubtful_figures(verdict, options, reason):
+    sentence, found, _ = verdict(**({"speeds": {"edit": [1.5], "code": [1.4]}} | options))
+    assert reason in sentence
+    assert found == "not decided"
+    assert "worth it" not in sentence
 
 
 HOW_TO = (Path(__file__).parents[2] / "docs" / "how-to" / "bench.md").read_text()

@@ -26,7 +26,7 @@ def summary() -> LaneSummary:
 
 
 def with_speedup(summary: LaneSummary, q1: float, median: float, q3: float, rows: int = 6, lane: str = "ngram K=4"):
-    return replace(summary, lane=lane, speedup=Speedup(Spread(median, q1, q3), median, rows))
+    return replace(summary, lane=lane, speedup=Speedup(Spread(median, q1, q3), median, median, rows), beyond=())
 
 
 @pytest.mark.parametrize(
@@ -56,8 +56,11 @@ def test_few_prompts_decide_nothing(summary, rows, where):
 
 def test_a_busy_machine_decides_nothing_for_good(summary):
     fast = with_speedup(summary, 1.1, 1.2, 1.3)
-    assert "measure again" in conclude([fast], busy=True).sentence
-    assert conclude([fast], busy=True).to_json()["provisional"] is True
+    busy = conclude([fast], busy=True)
+    assert "not decided: the machine was busy: measure again" in busy.sentence
+    assert "worth it" not in busy.sentence
+    assert busy.findings == {"ngram K=4": Finding.UNDECIDED}
+    assert busy.to_json()["provisional"] is True
     assert "measure again" not in conclude([fast]).sentence
 
 
@@ -66,12 +69,42 @@ def test_what_cannot_be_a_speedup_is_none(summary):
     for changed, found, words in (
         (replace(fast, diverged=2), Finding.DIVERGED, "do not use it"),
         (replace(fast, stats=SpecStats(rounds=9, emitted=9, own_tokens=9)), Finding.IDLE, "drafted nothing"),
-        (with_speedup(summary, 50, 60, 70), Finding.UNMEASURED, "no advice"),
+        (with_speedup(summary, 50, 60, 70), Finding.UNDECIDED, "not decided: over all prompts the speed-up is more"),
+        (replace(fast, beyond=("7", "9")), Finding.UNDECIDED, "not decided: on prompts 7, 9 the speed-up is more"),
         (replace(fast, speedup=None), Finding.UNMEASURED, "no advice"),
     ):
         conclusion = conclude([changed])
         assert conclusion.findings == {"ngram K=4": found}
         assert words in conclusion.sentence
+
+
+@pytest.mark.parametrize(
+    ("ratios", "decided"),
+    [((1.2, 1.2, 1.2), True), ((1.2, 1.15, 1.25), True), ((1.2, 1.2, 1.34), False), ((1.03, 1.03, 0.98), False)],
+)
+def test_three_ratios_must_agree(summary, ratios, decided):
+    by_prompt, of_medians, of_totals = ratios
+    spread = Spread(by_prompt, 1.02, by_prompt + 0.1)
+    conclusion = conclude([replace(summary, beyond=(), speedup=Speedup(spread, of_medians, of_totals, 6))])
+    assert conclusion.findings == {"ngram K=4": Finding.FASTER if decided else Finding.UNDECIDED}
+    assert ("not decided: it hangs on how one counts" in conclusion.sentence) != decided
+
+
+def test_the_built_in_prompts_decide_nothing(summary):
+    conclusion = conclude([with_speedup(summary, 1.1, 1.2, 1.3)], builtin=True)
+    assert conclusion.findings == {"ngram K=4": Finding.UNDECIDED}
+    assert conclusion.sentence.endswith(
+        "not decided: the built-in prompts favour copying: decide on your own prompts (--prompts)."
+    )
+
+
+def test_categories_that_gain_and_lose_are_named(summary):
+    lane = with_speedup(summary, 1.1, 1.2, 1.3)
+    kinds = [
+        replace(with_speedup(summary, *spread), category=category)
+        for category, spread in (("edit", (1.3, 1.4, 1.5)), ("math", (0.7, 0.8, 0.9)), ("code", (0.9, 1.1, 1.2)))
+    ]
+    assert conclude([lane, *kinds]).sentence.endswith("worth it (gains on edit, loses on math).")
 
 
 def test_what_pays_comes_first(summary):

@@ -184,8 +184,10 @@ def test_the_document_is_json_and_holds_every_lane_and_category():
 def test_a_speedup_beyond_what_acceptance_can_give_is_called_implausible():
     measured = measured_by(llm_of(ngram=NgramDrafter()), "ngram")
     [summary] = [s for s in summarise(measured) if s.lane == "ngram K=4" and s.category == ALL]
-    possible = replace(summary, speedup=Speedup(Spread(1.0, 1.0, 1.0), summary.stats.acceptance_length, 3))
-    impossible = replace(possible, speedup=Speedup(Spread(1.0, 1.0, 1.0), 2 * summary.stats.acceptance_length, 3))
+    possible = replace(
+        summary, speedup=Speedup(Spread(1.0, 1.0, 1.0), 1.0, summary.stats.acceptance_length, 3), beyond=()
+    )
+    impossible = replace(possible, speedup=Speedup(Spread(1.0, 1.0, 1.0), 1.0, 2 * summary.stats.acceptance_length, 3))
     assert summary_notes([possible]) == []
     assert "do not quote it" in summary_notes([impossible])[0]
 

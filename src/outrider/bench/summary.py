@@ -55,16 +55,18 @@ class Row:
 class Speedup:
     """Against plain in the same run. Above 1 is faster.
 
-    `by_prompt` is the spread of the per-prompt ratios, `of_totals` the ratio of all tokens a second; both over `rows`
-    prompts.
+    `by_prompt` is the spread of the per-prompt ratios, `of_medians` the ratio of the median speeds, `of_totals` that of
+    all tokens a second; each over `rows` prompts.
     """
 
     by_prompt: Spread
+    of_medians: float
     of_totals: float
     rows: int
 
     def to_json(self) -> dict[str, object]:
-        return {"by_prompt": self.by_prompt.to_json(), "of_totals": self.of_totals, "rows": self.rows}
+        ratios = {"of_medians": self.of_medians, "of_totals": self.of_totals}
+        return {"by_prompt": self.by_prompt.to_json(), **ratios, "rows": self.rows}
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +74,8 @@ class LaneSummary:
     """A lane over one category, or over all. Counts (`stats`, passes) are those of the first repetition.
 
     `differing` counts prompts whose answer is not plain's (None: answers cannot be compared), of which `ties` are
-    explained by rounding and `diverged` are not. Speed-ups leave differing prompts out.
+    explained by rounding and `diverged` are not. Speed-ups leave differing prompts out. `beyond` names the
+    prompts whose speed-up is more than their acceptance length can give.
     """
 
     lane: str
@@ -95,6 +98,7 @@ class LaneSummary:
     target_share: float | None
     draft_share: float | None
     round_ms: float | None
+    beyond: tuple[str, ...] = ()
 
     @property
     def implausible(self) -> bool:
@@ -164,6 +168,7 @@ def _summary(measured: Measured, lane: str, category: str) -> LaneSummary:
     counts_known = all(run.counts_known for run in mine)
     decode_s = sum(run.decode_s for run in first)
     timed = counts_known and decode_s > 0
+    lengths = {run.prompt: run.stats.acceptance_length for run in first if run.counts_known}
     return LaneSummary(
         lane=lane,
         category=category,
@@ -185,6 +190,7 @@ def _summary(measured: Measured, lane: str, category: str) -> LaneSummary:
         target_share=sum(run.target_s for run in first) / decode_s if timed else None,
         draft_share=sum(run.draft_s for run in first) / decode_s if timed else None,
         round_ms=1000 * decode_s / stats.rounds if timed and stats.rounds else None,
+        beyond=() if lane == PLAIN else _beyond(fair, plain, lengths),
     )
 
 
@@ -227,12 +233,25 @@ def _total(rows: Seq[Row], seconds: Callable[[Row], float]) -> float | None:
 def _speedup(rows: Seq[Row], plain: dict[str, Row], seconds: Callable[[Row], float]) -> Speedup | None:
     """Tokens a second against plain's on the same prompts; where the answers are equal that is a ratio of times."""
     reference = [plain[row.prompt] for row in rows]
-    ratios = []
-    for ours, theirs in zip(rows, reference, strict=True):
-        mine, base = _per_second(ours.tokens, seconds(ours)), _per_second(theirs.tokens, seconds(theirs))
-        ratios.append(mine / base if mine and base else None)
-    spread, mine, base = Spread.of(ratios), _total(rows, seconds), _total(reference, seconds)
-    return Speedup(spread, mine / base, len(rows)) if spread and mine and base else None
+    spread = Spread.of(_ratio(row, plain[row.prompt], seconds) for row in rows)
+    mine, base = _total(rows, seconds), _total(reference, seconds)
+    middles = [Spread.of(_per_second(row.tokens, seconds(row)) for row in group) for group in (rows, reference)]
+    if not (spread and mine and base and middles[0] and middles[1]):
+        return None
+    return Speedup(spread, middles[0].median / middles[1].median, mine / base, len(rows))
+
+
+def _ratio(ours: Row, theirs: Row, seconds: Callable[[Row], float]) -> float | None:
+    mine, base = _per_second(ours.tokens, seconds(ours)), _per_second(theirs.tokens, seconds(theirs))
+    return mine / base if mine and base else None
+
+
+def _beyond(rows: Seq[Row], plain: dict[str, Row], acceptance_length: dict[str, float]) -> tuple[str, ...]:
+    """Prompts decoded faster than their tokens a pass allow, which `acceptance_length` gives by prompt."""
+    ratios = {row.prompt: _ratio(row, plain[row.prompt], _decode_s) or 0.0 for row in rows}
+    return tuple(
+        p for p, ratio in ratios.items() if p in acceptance_length and ratio > PLAUSIBLE * acceptance_length[p]
+    )
 
 
 def _json(value: Spread | Speedup | None) -> dict[str, object] | dict[str, float] | None:

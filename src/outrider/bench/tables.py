@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from outrider.bench.compare import Outcome
-from outrider.bench.conclusion import conclude
+from outrider.bench.conclusion import Conclusion, conclude
 from outrider.bench.lanes import PLAIN
 from outrider.bench.measure import PEER, Measured
 from outrider.bench.summary import ALL, LaneSummary, Spread
@@ -123,15 +123,21 @@ def verify_json(report: VerifyReport, facts: Mapping[str, object]) -> dict[str, 
 
 
 def print_bench(
-    measured: Measured, summaries: Seq[LaneSummary], warnings: Seq[str], console: Console, *, busy: bool = False
+    measured: Measured,
+    summaries: Seq[LaneSummary],
+    warnings: Seq[str],
+    console: Console,
+    *,
+    verdict: Conclusion | None = None,
 ) -> None:
-    """A table over all prompts, one of categories where there are several, notes, the verdict."""
+    """A table over all prompts, one of categories where there are several, notes, the verdict (None: that of an idle
+    machine)."""
     console.print(_speed_table([summary for summary in summaries if summary.category == ALL]))
     if any(summary.category != ALL for summary in summaries):
         console.print(_category_table(summaries, measured.lane_names))
     for note in [*warnings, *measured.notes, *summary_notes(summaries)]:
         console.print(f"note: {note}", markup=False, highlight=False, soft_wrap=True)
-    console.print(Text(f"verdict: {conclude(summaries, busy=busy).sentence}", style="bold"), soft_wrap=True)
+    console.print(Text(f"verdict: {(verdict or conclude(summaries)).sentence}", style="bold"), soft_wrap=True)
 
 
 def _category_table(summaries: Seq[LaneSummary], lanes: Seq[str]) -> Table:
@@ -205,6 +211,12 @@ def summary_notes(summaries: Seq[LaneSummary]) -> list[str]:
                 "tokens a pass can give: passes over one row are slower here than over several, or the machine was "
                 "disturbed; do not quote it"
             )
+        elif s.beyond:
+            notes.append(
+                f"{s.lane}: on {len(s.beyond)} of {s.prompts} prompts the speed-up is more than the tokens a pass can "
+                f"give ({', '.join(s.beyond)}): passes over one row are slower here than over several, or the machine "
+                "was disturbed; do not quote it"
+            )
     return notes
 
 
@@ -214,7 +226,7 @@ def bench_json(
     facts: Mapping[str, object],
     warnings: Seq[str],
     *,
-    busy: bool = False,
+    verdict: Conclusion | None = None,
 ) -> dict[str, object]:
     """The document on the last line of `bench`. `facts` describe machine, model and settings."""
     lanes = []
@@ -237,7 +249,7 @@ def bench_json(
     return {
         "schema": BENCH_SCHEMA,
         **facts,
-        "verdict": conclude(summaries, busy=busy).to_json(),
+        "verdict": (verdict or conclude(summaries)).to_json(),
         "lanes": lanes,
         "peer": {"url": peer.url, "model": peer.model, "figures_from": sorted(peer.sources)} if peer else None,
         "notes": [*warnings, *measured.notes, *summary_notes(summaries)],

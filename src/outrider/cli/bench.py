@@ -106,6 +106,7 @@ class _Bench:
         """Reads the prompts, connects to the peer, loads the models, measures, prints."""
         chosen = self.setup.read_prompts()
 
+        from outrider.bench.conclusion import conclude
         from outrider.bench.machine import busy_warning, machine_facts
         from outrider.bench.peer import Peer
         from outrider.bench.summary import lengths, summarise
@@ -124,8 +125,9 @@ class _Bench:
         about["measurement"] = {"repeat": self.repeat, "warm_up": self.warm_up, **lengths(measured)}
         busy = busy_warning(machine)
         warnings = [*([busy] if busy else []), *llm.warnings]
-        print_bench(measured, summaries, warnings, console(stderr=json), busy=busy is not None)
-        common.print_json(bench_json(measured, summaries, about, warnings, busy=busy is not None))
+        verdict = conclude(summaries, busy=busy is not None, builtin=self.setup.prompts is None)
+        print_bench(measured, summaries, warnings, console(stderr=json), verdict=verdict)
+        common.print_json(bench_json(measured, summaries, about, warnings, verdict=verdict))
 
     def _measure(self, llm: LLM, chosen: list[BenchPrompt], raw: bool, peer: Peer | None) -> Measured:
         from outrider.bench.lanes import lanes
