@@ -6,8 +6,10 @@ import json
 
 import pytest
 
-from outrider.bench import bandwidth
+from outrider.bench.bandwidth import Bandwidth
+from outrider.bench.profile import Times
 from outrider.cli.main import main
+from outrider.models.decoder import Decoder
 from tests.tiny_folder import FFN, HIDDEN, write_tiny_model
 
 ROWS = ["1", "2", "5"]
@@ -20,10 +22,11 @@ def model(tmp_path_factory):
 
 @pytest.fixture
 def profile(model, capsys, monkeypatch):
-    """Runs the command on the tiny target; returns (exit code, stdout, stderr)."""
-    monkeypatch.setattr(bandwidth, "BLOCK_NBYTES", 1 << 20)
+    """Runs the command on the tiny target; returns (exit code, stdout, stderr). `gbps`: bandwidths before and after."""
 
-    def run(*args):
+    def run(*args, gbps=(20.0, 22.0)):
+        reads = iter(gbps)
+        monkeypatch.setattr("outrider.bench.profile.read_bandwidth", lambda: Bandwidth(next(reads), "made up", 2))
         code = main(["profile", str(model), *map(str, args)])
         return code, *capsys.readouterr()
 
@@ -65,6 +68,11 @@ def test_the_document(profile, model):
             assert value > 0, name
     assert found["prefill_tokens"] == 256
     assert found["overhead_seconds"] < found["round_seconds"]
+    reads = found["read_bandwidth"]
+    assert [reads["gbps"], reads["before"]["gbps"], reads["after"]["gbps"]] == [22.0, 20.0, 22.0]
+    assert found["conclusion"]["break_even_rows"] == 5
+    assert found["conclusion"]["break_even_tokens_per_pass"] == max(found["v"]["5"], 1)
+    assert found["conclusion"]["nearly_free_rows"] in (1, 2, 5)
     assert found["file_bytes"] == (model / "model.safetensors").stat().st_size
     assert found["peak_rss_bytes"] >= found["rss_before_load_bytes"]
     assert found["model"]["target"] == str(model)
@@ -90,8 +98,64 @@ def test_people_get_a_table_and_a_sentence(profile):
     assert "rows" in lines[1]
     assert [line.split()[1] for line in lines if line.startswith("│")] == ROWS
     assert any(line.startswith("memory reads at ") for line in lines)
-    assert lines[-1].startswith("checking 5 tokens costs ")
-    assert lines[-1].endswith(" x one")
+    costs, free, pays = lines[-3:]
+    assert costs.startswith("checking 5 tokens costs ")
+    assert costs.endswith(" x one")
+    assert "nearly free here" in free or free.endswith("not free here")
+    assert pays.startswith("with 5 rows, drafts that cost nothing (ngram, suffix) pay above ")
+    assert pays.endswith(" tokens a pass")
+
+
+def test_the_conclusions_are_those_of_the_figures(profile, monkeypatch):
+    costs = {1: 0.1, 2: 0.104, 3: 0.11, 5: 0.15}
+    made = {rows: Times.of([seconds]) for rows, seconds in costs.items()}
+    monkeypatch.setattr("outrider.bench.profile.time_passes", lambda *args, **options: made)
+    out = profile("--rows", "1,2,3,5", "--context", "20", "--repeat", "1", "--quiet")[1]
+    assert out.splitlines()[-3:] == [
+        "checking 5 tokens costs 1.50 x one",
+        "up to 3 rows cost at most 1.1 x one: checking 2 drafted tokens is nearly free here",
+        "with 5 rows, drafts that cost nothing (ngram, suffix) pay above 1.50 tokens a pass",
+    ]
+
+
+def test_repeated_rows_add_up(profile):
+    out = profile("--rows", "2", "--rows", "5", "--context", "20", "--repeat", "1", "--json", "--quiet")[1]
+    assert json.loads(out)["settings"]["rows"] == [1, 2, 5]
+
+
+def test_no_share_without_a_steady_bandwidth(profile):
+    args = ("--rows", "1", "--context", "20", "--repeat", "1", "--quiet")
+    out = profile(*args, gbps=(20.0, 25.0))[1]
+    assert "note: memory read at 20.0 GB/s before the passes and at 25.0 after" in out
+    [row] = [line for line in out.splitlines() if line.startswith("│")]
+    assert row.split("│")[6].strip() == "-"
+    found = json.loads(profile(*args, "--json", gbps=(20.0, 25.0))[1])
+    assert found["bandwidth_share"] == {"1": None}
+    assert found["achieved_gbps"]["1"] > 0
+
+
+def test_plain_rounds_take_turns_with_the_passes(profile, monkeypatch):
+    rows, forward = [], Decoder.forward
+
+    def spy(self, segments, **options):
+        if options.get("logits", True):
+            rows.append((len(segments[0].tokens), segments[0].cache.length))
+        return forward(self, segments, **options)
+
+    monkeypatch.setattr(Decoder, "forward", spy)
+    code, out, _ = profile("--rows", "1,3", "--context", "20", "--repeat", "2", "--quiet", "--json")
+    assert code == 0
+    assert json.loads(out)["round_seconds"] > 0
+    turns = [count if length == 20 else "plain" for count, length in rows]  # first the draft (2), then the prompt
+    assert turns[3:12] == [1, 3, "plain", 3, "plain", 1, "plain", 1, 3]
+
+
+def test_sizes_that_the_file_cannot_hold_are_refused_before_the_weights(profile, monkeypatch):
+    monkeypatch.setattr("outrider.engine.llm.open_model", None)
+    code, out, err = profile("--context", "300")
+    assert (code, out) == (2, "")
+    assert "context = 300 and 16 rows do not fit" in err
+    assert "holds 256 tokens: give --context 240 or less" in err
 
 
 def test_a_full_context_leaves_out_the_rounds_and_says_so(profile):
@@ -111,11 +175,11 @@ def test_a_full_context_leaves_out_the_rounds_and_says_so(profile):
         (["--rows", ""], "--rows '' is not allowed"),
         (["--context", "0"], "context = 0 is not allowed"),
         (["--repeat", "0"], "repeat = 0 is not allowed"),
-        (["--threads", "0"], "threads = 0 is not allowed"),
+        (["--threads", "0", "--context", "20"], "threads = 0 is not allowed"),
         (["--repeat", "2", "--repeat", "3"], "--repeat was given 2 times"),
         (["--context", "254", "--rows", "1,4"], "holds 256 tokens: give --context 252 or less"),
         (["--context", "1", "--rows", "256"], "holds 256 tokens: give fewer rows"),
-        (["--dtype", "int3"], "dtype 'int3' is not allowed"),
+        (["--dtype", "int3", "--context", "20"], "dtype 'int3' is not allowed"),
     ],
 )
 def test_what_cannot_be_done_is_one_line(profile, args, message):

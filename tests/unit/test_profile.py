@@ -9,6 +9,7 @@ from outrider.bench import bandwidth
 from outrider.bench.bandwidth import Bandwidth, read_bandwidth
 from outrider.bench.memory import Memory, file_nbytes, kv_nbytes, pass_nbytes, peak_rss, rss
 from outrider.bench.profile import Profile, Times, parse_rows, profile, steps, time_passes
+from outrider.bench.reading import break_even, nearly_free
 from outrider.core.protocols import Segment
 from outrider.engine.llm import LLM
 from outrider.errors import ConfigError
@@ -33,7 +34,8 @@ def made(**changes):
         "overheads": None,
         "load_s": 1.0,
         "memory": Memory(file=1000, weights=1200, pass_weights=10**9, kv=10**8, peak_rss=5000, rss_before_load=2000),
-        "bandwidth": Bandwidth(22.0, "test", 2),
+        "bandwidth_before": Bandwidth(22.0, "test", 2),
+        "bandwidth_after": Bandwidth(20.0, "test", 2),
     }
     return Profile(**(fields | changes))
 
@@ -65,8 +67,27 @@ def test_what_is_not_known_is_null():
 
 
 def test_faster_than_memory_is_noted():
-    [note] = made(bandwidth=Bandwidth(10.0, "test", 2)).notes()
+    slow = Bandwidth(10.0, "test", 2)
+    [note] = made(bandwidth_before=slow, bandwidth_after=slow).notes()
     assert "over 1 rows read faster" in note
+
+
+def test_without_a_steady_bandwidth_there_is_no_share():
+    found = made(bandwidth_after=Bandwidth(18.0, "test", 2))
+    assert found.share(1) is None
+    assert found.gbps(1) == pytest.approx(11.0)
+    assert found.to_json()["bandwidth_share"] == {"1": None, "5": None}
+    [note] = found.notes()
+    assert "22.0 GB/s before the passes and at 18.0 after" in note
+
+
+@pytest.mark.parametrize(
+    ("costs", "free", "even"),
+    [({1: 1.0, 2: 1.0, 4: 1.1, 5: 1.3}, 4, 1.3), ({1: 1.0, 2: 1.2, 5: 1.05}, 1, 1.05), ({1: 1.0, 5: 0.9}, 5, 1.0)],
+)
+def test_what_is_nearly_free_and_where_drafts_pay(costs, free, even):
+    found = made(passes={rows: constant(cost) for rows, cost in costs.items()})
+    assert (nearly_free(found), break_even(found)) == (free, even)
 
 
 def test_times():
@@ -104,6 +125,13 @@ def test_rows_take_turns_and_the_first_round_is_not_counted():
     assert spy.rows == [1, 2, 4, 2, 4, 1, 4, 1, 2]
     assert len(calls) == 9
     assert list(found) == [1, 2, 4]
+
+
+def test_what_runs_beside_takes_its_turn():
+    spy = Spy()
+    found = time_passes(spy, None, [7] * 4, (1, 2), repeat=2, beside=lambda: spy.rows.append("plain"))
+    assert spy.rows == [1, 2, "plain", 2, "plain", 1, "plain", 1, 2]
+    assert list(found) == [1, 2]
 
 
 def test_a_pass_leaves_the_cache_as_it_was():

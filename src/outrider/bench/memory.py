@@ -74,6 +74,15 @@ def peak_rss() -> int | None:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
+def forget_peak() -> bool:
+    """Makes `peak_rss` count from now on; False where the system cannot."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5", "ascii")
+    except OSError:
+        return False
+    return True
+
+
 def _status_nbytes(field: str) -> int | None:
     try:
         lines = Path("/proc/self/status").read_text("ascii", "replace").splitlines()

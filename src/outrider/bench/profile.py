@@ -1,6 +1,7 @@
 """`profile`: what a target pass costs by its number of rows, and what of that is memory, prefill, sampling, overhead.
 
-The numbers of rows take turns, round by round, in an order that rotates: a disturbance hits all of them alike.
+The numbers of rows and plain decoding through the engine take turns, round by round, in an order that rotates: a
+disturbance hits all of them alike.
 
 Shapes: M rows, V vocabulary.
 """
@@ -15,10 +16,10 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from outrider.bench.bandwidth import Bandwidth, read_bandwidth
-from outrider.bench.memory import Memory, file_nbytes, kv_nbytes, pass_nbytes, peak_rss
+from outrider.bench.memory import Memory, file_nbytes, forget_peak, kv_nbytes, pass_nbytes, peak_rss
 from outrider.bench.prompts import builtin_prompts
 from outrider.bench.summary import Spread
-from outrider.bench.timing import timed
+from outrider.bench.timing import plain_rounds
 from outrider.core.draft import SeqDraft
 from outrider.core.protocols import KVCache, LanguageModel, Segment
 from outrider.core.registry import verifier_class
@@ -27,14 +28,13 @@ from outrider.core.step import PREFILL_CHUNK
 from outrider.core.types import SamplingParams, Sequence
 from outrider.core.warp import RowContext, warp
 from outrider.engine.llm import LLM
-from outrider.engine.request import Request, Speculation
 from outrider.errors import ConfigError
 
 SCHEMA = "outrider.profile/1"
 PREFILL_TOKENS = 512
 PREFILL_REPEAT = 3
-ROUNDS = 24
-"""Rounds of plain decoding whose overhead is taken."""
+STEADY = 1.2
+"""Bandwidths before and after that are further apart than this factor are no measure of a pass between them."""
 SAMPLED = SamplingParams(temperature=1.0, top_p=0.95)
 SAMPLED_RULE = "block"
 GREEDY = SamplingParams()
@@ -68,7 +68,7 @@ class Profile:
     """By number of rows: `passes`, and `sampled` and `greedy`: warping and judging these rows, no pass included.
 
     `rounds` and `overheads` are whole rounds of plain decoding, and the part outside the pass; None where the context
-    left no room for two rounds.
+    left no room for a round. The read bandwidth was measured before the passes and after them.
     """
 
     context: int
@@ -82,7 +82,18 @@ class Profile:
     overheads: Times | None
     load_s: float
     memory: Memory
-    bandwidth: Bandwidth
+    bandwidth_before: Bandwidth
+    bandwidth_after: Bandwidth
+
+    @property
+    def bandwidth(self) -> Bandwidth:
+        """The better of the two."""
+        return max(self.bandwidth_before, self.bandwidth_after, key=lambda found: found.gbps)
+
+    @property
+    def steady(self) -> bool:
+        """Whether both bandwidths are about the same."""
+        return self.bandwidth.gbps <= STEADY * min(self.bandwidth_before.gbps, self.bandwidth_after.gbps)
 
     def v(self, rows: int) -> float:
         """The pass over `rows` rows relative to one row."""
@@ -94,9 +105,10 @@ class Profile:
         return None if nbytes is None else nbytes / self.passes[rows].median_s / 1e9
 
     def share(self, rows: int) -> float | None:
-        """Of the machine's read bandwidth. Above 1 where a cache held part of the weights."""
+        """Of the machine's read bandwidth; None where that was not steady. Above 1 where a cache held part of the
+        weights."""
         gbps = self.gbps(rows)
-        return None if gbps is None else gbps / self.bandwidth.gbps
+        return None if gbps is None or not self.steady else gbps / self.bandwidth.gbps
 
     def sampling_s(self, rows: int) -> float:
         """What sampling adds to a round over `rows` rows, relative to greedy."""
@@ -108,6 +120,12 @@ class Profile:
 
     def notes(self) -> list[str]:
         """What makes a figure doubtful."""
+        if not self.steady:
+            before, after = self.bandwidth_before.gbps, self.bandwidth_after.gbps
+            return [
+                f"memory read at {before:.1f} GB/s before the passes and at {after:.1f} after: the machine was not "
+                "steady, so no share of the bandwidth is given; repeat this when it is idle"
+            ]
         shares = {rows: self.share(rows) for rows in self.passes}
         fast = [str(rows) for rows, share in shares.items() if share is not None and share > 1]
         if not fast:
@@ -126,7 +144,11 @@ class Profile:
             "target_spread": by_rows(lambda rows: self.passes[rows].to_json()),
             "v": by_rows(self.v),
             "bytes_per_pass": {"weights": memory.pass_weights, "kv": memory.kv, "total": memory.per_pass},
-            "read_bandwidth": self.bandwidth.to_json(),
+            "read_bandwidth": {
+                **self.bandwidth.to_json(),
+                "before": self.bandwidth_before.to_json(),
+                "after": self.bandwidth_after.to_json(),
+            },
             "achieved_gbps": by_rows(self.gbps),
             "bandwidth_share": by_rows(self.share),
             "prefill_tokens": self.prefill_tokens,
@@ -173,6 +195,17 @@ def check_sizes(context: int, repeat: int) -> None:
         raise ConfigError(f"repeat = {repeat} is not allowed: give an integer >= 1")
 
 
+def check_room(name: str, context_length: int, context: int, most: int) -> None:
+    """Raises ConfigError where a pass over `most` rows behind `context` tokens is more than the model's context."""
+    room = context_length - most
+    if context > room:
+        remedy = f"give --context {room} or less, or fewer rows" if room > 0 else "give fewer rows"
+        raise ConfigError(
+            f"context = {context} and {most} rows do not fit {name}, whose context holds {context_length} tokens: "
+            f"{remedy}"
+        )
+
+
 def steps(rows: Seq[int], repeat: int) -> int:
     """How often `profile` calls `on_step`."""
     return len(rows) * (2 * repeat + 1) + PREFILL_REPEAT + 2
@@ -189,36 +222,33 @@ def profile(
 ) -> Profile:
     """Times passes of the target behind `context` tokens; the engine must be idle. `rows` as `parse_rows` gives them.
 
-    The bandwidth is measured last, after the peak of memory was taken. Raises ConfigError where the context of the
-    model is too short.
+    The peak of memory leaves out what measuring the bandwidth takes. Raises ConfigError where the context of the model
+    is too short.
     """
     check_sizes(context, repeat)
     model, opened, most = llm.engine.target, llm.opened, max(rows)
     assert opened is not None, "profile needs a model that was loaded by name"
-    room = model.context_length - most
-    if context > room:
-        remedy = f"give --context {room} or less, or fewer rows" if room > 0 else "give fewer rows"
-        raise ConfigError(
-            f"context = {context} and {most} rows do not fit {llm.name}, whose context holds {model.context_length} "
-            f"tokens: {remedy}"
-        )
+    check_room(llm.name, model.context_length, context, most)
+    peak, before = peak_rss(), read_bandwidth()
+    peak_known = forget_peak()
+    on_step()
     ids = _text_ids(llm, max(context + 1, PREFILL_TOKENS))
     prefill_ids = ids[: min(PREFILL_TOKENS, model.context_length)]
     cache = _filled(model, ids[:context])
     try:
         kv_bytes = kv_nbytes(cache, context)
         tokens = _continued(model, cache, ids[context], most)
-        passes = time_passes(model, cache, tokens, rows, repeat=repeat, on_step=on_step)
+        with plain_rounds(llm, ids[: context + 1], repeat + 1) as plain:
+            passes = time_passes(model, cache, tokens, rows, repeat=repeat, beside=plain.step, on_step=on_step)
         logits_MV = model.forward([Segment(cache, tokens)]).logits_MV
         assert logits_MV is not None
         sampled, greedy = _judging_times(logits_MV, ids[: context + 1], tokens, rows, repeat, on_step)
     finally:
         cache.free()
     prefill = Times.of([_prefill_s(model, prefill_ids, on_step) for _ in range(PREFILL_REPEAT)])
-    rounds, overheads = _round_times(llm, ids[: context + 1])
-    on_step()
-    peak = peak_rss()
-    bandwidth = read_bandwidth()
+    later = peak_rss()
+    peak = max(peak, later) if peak is not None and later is not None and peak_known else peak
+    after = read_bandwidth()
     on_step()
     return Profile(
         context=context,
@@ -228,11 +258,12 @@ def profile(
         greedy=greedy,
         prefill_tokens=len(prefill_ids),
         prefill=prefill,
-        rounds=rounds,
-        overheads=overheads,
+        rounds=_but_the_first(plain.seconds),
+        overheads=_but_the_first(plain.outside_s),
         load_s=opened.load_s,
         memory=Memory(file_nbytes(opened.path), opened.size_bytes, pass_nbytes(model), kv_bytes, peak, rss_before_load),
-        bandwidth=bandwidth,
+        bandwidth_before=before,
+        bandwidth_after=after,
     )
 
 
@@ -243,22 +274,33 @@ def time_passes(
     rows: Seq[int],
     *,
     repeat: int,
+    beside: OnStep | None = None,
     on_step: OnStep = lambda: None,
 ) -> dict[int, Times]:
     """Passes with logits over the first 1, 2, ... of `tokens` behind `cache`, which keeps its length.
 
-    The first of `repeat` + 1 rounds warms up.
+    `beside` takes its turn among the numbers of rows. The first of `repeat` + 1 rounds warms up.
     """
     seconds: dict[int, list[float]] = {count: [] for count in rows}
+    takers: list[int | None] = [*rows, *([None] if beside else [])]
     for turn in range(repeat + 1):
-        first = turn % len(rows)
-        for count in [*rows[first:], *rows[:first]]:
+        first = turn % len(takers)
+        for count in [*takers[first:], *takers[:first]]:
+            if count is None:
+                assert beside is not None
+                beside()
+                continue
             segment = Segment(cache, tokens[:count])
             began = time.perf_counter()
             model.forward([segment])
             seconds[count].append(time.perf_counter() - began)
             on_step()
     return _times({count: measured[1:] for count, measured in seconds.items()})
+
+
+def _but_the_first(seconds: Seq[float]) -> Times | None:
+    """Without the one that warmed up, where there are others; None where there is none."""
+    return Times.of(seconds[1:] or seconds) if seconds else None
 
 
 def _times(seconds: dict[int, list[float]]) -> dict[int, Times]:
@@ -330,24 +372,3 @@ def _judge_s(
     p = warp(logits_MV, [RowContext(seq, tuple(draft.tokens[:i])) for i in range(len(tokens))])
     judge.verify(draft, p, CounterRng(), seq.seed, 0)
     return time.perf_counter() - began
-
-
-def _round_times(llm: LLM, ids: list[int]) -> tuple[Times | None, Times | None]:
-    """(rounds, overheads) of plain decoding through the engine, without the first round, which takes the prompt."""
-    count = min(ROUNDS + 1, llm.engine.target.context_length - len(ids))
-    if count < 2:
-        return None, None
-    params = SamplingParams(max_tokens=count, ignore_eos=True)
-    rounds: list[float] = []
-    overheads: list[float] = []
-    with timed(llm) as watch:
-        request_id = llm.engine.add(Request(ids, params, Speculation("none", 0)))
-        try:
-            while not llm.engine.idle:
-                watch.target_s, began = 0.0, time.perf_counter()
-                llm.engine.step()
-                rounds.append(time.perf_counter() - began)
-                overheads.append(rounds[-1] - watch.target_s)
-        finally:
-            llm.engine.cancel(request_id)
-    return Times.of(rounds[1:]), Times.of(overheads[1:])

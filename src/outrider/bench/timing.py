@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from outrider.core.draft import Draft, DraftLaw
 from outrider.core.protocols import Committed, Drafter, KVCache, LanguageModel, Pass, Segment
 from outrider.core.rng import Rng
-from outrider.core.types import Sequence
+from outrider.core.types import SamplingParams, Sequence
+from outrider.engine.engine import Engine
 from outrider.engine.llm import LLM
+from outrider.engine.request import Request, Speculation
 
 
 @dataclass(slots=True)
@@ -96,6 +98,45 @@ class TimedDrafter:
 
     def close(self, seq: Sequence) -> None:
         self.inner.close(seq)
+
+
+class PlainRounds:
+    """Plain decoding of one request, a round a call; `seconds` of each, and those of them `outside_s` the pass."""
+
+    def __init__(self, engine: Engine, watch: Stopwatch) -> None:
+        self.seconds: list[float] = []
+        self.outside_s: list[float] = []
+        self._engine, self._watch = engine, watch
+
+    def step(self) -> None:
+        """One round; nothing where the answer has ended."""
+        if self._engine.idle:
+            return
+        self._watch.target_s, began = 0.0, time.perf_counter()
+        self._engine.step()
+        self.seconds.append(time.perf_counter() - began)
+        self.outside_s.append(self.seconds[-1] - self._watch.target_s)
+
+
+@contextmanager
+def plain_rounds(llm: LLM, ids: list[int], count: int) -> Iterator[PlainRounds]:
+    """`count` rounds behind `ids`, fewer where the context ends; the engine must be idle, and is so again afterwards.
+
+    The round that takes the prompt has run.
+    """
+    tokens, engine = min(count + 1, llm.engine.target.context_length - len(ids)), llm.engine
+    with timed(llm) as watch:
+        rounds = PlainRounds(engine, watch)
+        if tokens < 2:
+            yield rounds
+            return
+        params = SamplingParams(max_tokens=tokens, ignore_eos=True)
+        request_id = engine.add(Request(ids, params, Speculation("none", 0)))
+        try:
+            engine.step()
+            yield rounds
+        finally:
+            engine.cancel(request_id)
 
 
 @contextmanager

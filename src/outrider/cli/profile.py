@@ -16,16 +16,23 @@ if TYPE_CHECKING:
     from outrider.bench.profile import Profile
     from outrider.engine.llm import LLM
 
-HEADLINE_ROWS = 5
+DEFAULT_ROWS = "1,2,3,4,5,8,16"
 
-Rows = Annotated[str, typer.Option(metavar="M[,M...]", help="Rows of a pass: 1 and the draft tokens it checks.")]
+Rows = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="M[,M...]",
+        help="Rows of a pass: 1 and the draft tokens it checks; separated by commas or each with its own --rows. "
+        f"[default: {DEFAULT_ROWS}]",
+    ),
+]
 Context = Annotated[int, typer.Option(metavar="N", help="Tokens in the cache before the pass.")]
 Repeat = Annotated[int, typer.Option(metavar="N", help="Measured rounds over all numbers of rows; medians are shown.")]
 
 
 def profile(
     target: common.Target,
-    rows: Rows = "1,2,3,4,5,8,16",
+    rows: Rows = None,
     context: Context = 512,
     repeat: Repeat = 11,
     dtype: common.Dtype = "auto",
@@ -44,9 +51,10 @@ def profile(
     from outrider.bench.profile import profile as measure
     from outrider.cli.measuring import console
 
-    counts = parse_rows(rows)
+    counts = parse_rows(",".join(rows or [DEFAULT_ROWS]))
     check_sizes(context, repeat)
     machine, before = machine_facts(), rss()
+    _check_header(target, offline, quiet, context, max(counts))
     llm = _open(target, dtype, threads, offline, quiet)
     with _bar(counts, repeat, quiet=quiet) as on_step:
         found = measure(llm, counts, context=context, repeat=repeat, rss_before_load=before, on_step=on_step)
@@ -56,6 +64,22 @@ def profile(
     _print(found, notes, console(stderr=json))
     if json:
         common.print_json(_document(llm, found, notes, machine, dtype))
+
+
+def _check_header(target: str, offline: bool, quiet: bool, context: int, most_rows: int) -> None:
+    """Refuses sizes that the model's files say it cannot hold, before its weights are loaded. Raises UserError."""
+    from outrider.bench.profile import check_room
+    from outrider.cli.progress import download_bar
+    from outrider.models.loader.checkpoint import UnknownArchitectureError, open_checkpoint
+    from outrider.models.loader.sources import resolve
+
+    with download_bar(quiet=quiet) as progress:
+        path = resolve(target, offline=offline, progress=progress)
+    try:
+        config = open_checkpoint(path).config
+    except UnknownArchitectureError:
+        return  # transformers may know it, and its context
+    check_room(target, config.context_length, context, most_rows)
 
 
 def _open(target: str, dtype: str, threads: int | None, offline: bool, quiet: bool) -> LLM:
@@ -87,6 +111,7 @@ def _bar(rows: tuple[int, ...], repeat: int, *, quiet: bool) -> Iterator[Callabl
 def _print(found: Profile, notes: list[str], console: Console) -> None:
     from rich.table import Table
 
+    from outrider.bench.reading import sentences
     from outrider.cli.terminal import megabytes
 
     table = Table(header_style="bold")
@@ -109,7 +134,8 @@ def _print(found: Profile, notes: list[str], console: Console) -> None:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     for note in notes:
         console.print(f"note: {note}", markup=False, highlight=False, soft_wrap=True)
-    console.print(_reading(found), markup=False, highlight=False, soft_wrap=True, style="bold")
+    for sentence in sentences(found):
+        console.print(sentence, markup=False, highlight=False, soft_wrap=True, style="bold")
 
 
 def _lines(found: Profile, size: Callable[[float], str]) -> Iterator[str]:
@@ -129,16 +155,9 @@ def _lines(found: Profile, size: Callable[[float], str]) -> Iterator[str]:
         yield f"peak memory {size(memory.peak_rss)}: {ratio} (mapped file pages count)"
 
 
-def _reading(found: Profile) -> str:
-    measured = [rows for rows in found.passes if rows > 1]
-    if not measured:
-        return f"a pass over one row takes {1e3 * found.passes[1].median_s:.2f} ms"
-    rows = HEADLINE_ROWS if HEADLINE_ROWS in measured else measured[-1]
-    return f"checking {rows} tokens costs {found.v(rows):.2f} x one"
-
-
 def _document(llm: LLM, found: Profile, notes: list[str], machine: dict[str, object], dtype: str) -> dict[str, object]:
     from outrider.bench.profile import SCHEMA
+    from outrider.bench.reading import conclusion_json
     from outrider.engine.report import plan_json
 
     return {
@@ -147,5 +166,6 @@ def _document(llm: LLM, found: Profile, notes: list[str], machine: dict[str, obj
         "model": {"target": llm.name, "plan": plan_json(llm.plan), "warnings": list(llm.warnings)},
         "settings": {"rows": list(found.passes), "context": found.context, "repeat": found.repeat, "dtype": dtype},
         **found.to_json(),
+        "conclusion": conclusion_json(found),
         "notes": notes,
     }
