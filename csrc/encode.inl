@@ -8,6 +8,7 @@ namespace {
 
 constexpr std::size_t kEncodeBlocks = 1024;  // of a task
 constexpr float kGuesses[] = {8.0f, 7.7f, 8.3f, 7.4f, 8.6f};  // steps to the largest weight
+constexpr float kLargestHalf = 65504.0f;
 constexpr float kMargin = 1.00001f;                           // by which a later guess must be better: more than rounding
 
 struct Fit {
@@ -32,6 +33,13 @@ inline Fit fit(const float* x, float inverse) {
   return Fit{Vec::sum(product), Vec::sum(energy)};
 }
 
+// 0, or not a number where a weight is not finite.
+inline float poison(const float* x) {
+  Vec::F sum = Vec::all(0.0f);
+  for (std::size_t i = 0; i < 32; i += Vec::kLanes) sum = Vec::fma(Vec::load(x + i), Vec::all(0.0f), sum);
+  return Vec::sum(sum);
+}
+
 // The number of largest size, with its sign.
 inline float extreme(const float* x) {
   Vec::F most = Vec::load(x), least = Vec::all(0.0f) - Vec::load(x);
@@ -54,7 +62,8 @@ void encode_block(const float* x, std::uint8_t* out) {
     inverse = tried;
     unit = found.product / found.energy;
   }
-  const std::uint16_t half = to_half(unit);
+  const float kept = unit > kLargestHalf ? kLargestHalf : unit < -kLargestHalf ? -kLargestHalf : unit;
+  const std::uint16_t half = to_half(kept + poison(x));
   __builtin_memcpy(out, &half, sizeof(half));
   float codes[32];
   for (std::size_t i = 0; i < 32; i += Vec::kLanes) Vec::store(codes + i, codes_of(x + i, Vec::all(inverse)) + Vec::all(8.0f));

@@ -6,7 +6,7 @@ import itertools
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -252,13 +252,22 @@ def test_weights_that_four_bits_hold_are_encoded_exactly(level: str) -> None:
     assert torch.equal(ggml.dequantise(kernels.encode_q4_0(weight_NK), "Q4_0", 64), weight_NK)
 
 
+@pytest.mark.parametrize("encode", [kernels.encode_q4_0, ggml.encode_q4_0])
+def test_encoding_hides_no_damaged_weight_and_makes_none(level: str, encode: Callable[[Tensor], Tensor]) -> None:
+    weight_NK = torch.randn(6, 32)
+    weight_NK[1, 3], weight_NK[2, 31], weight_NK[3, 0] = torch.nan, torch.inf, -torch.inf
+    weight_NK[4], weight_NK[5] = 8e5, 1e-30
+    finite_N = ggml.dequantise(encode(weight_NK), "Q4_0", 32).isfinite().all(1)
+    assert finite_N.tolist() == [True, False, False, False, True, True]
+
+
 def test_units_are_rounded_to_half_precision_as_torch_rounds(level: str) -> None:
     """Blocks of one weight each: the unit is that weight over -8, from below subnormal halves to infinity."""
     bits_N = torch.randint(0, 1 << 31, (20000,), dtype=torch.int32)
     units_N = torch.cat(
         [bits_N.view(torch.float32), 2.0 ** torch.linspace(-30, 20, 2001), torch.tensor([65519.0, 65520.0])]
     )
-    units_N = units_N[units_N.isfinite() & (units_N < 1e30) & (units_N > 1e-15)]
+    units_N = units_N[units_N.isfinite() & (units_N < 65504) & (units_N > 1e-15)]
     weight_NK = torch.zeros(len(units_N), 32)
     weight_NK[:, 7] = units_N * -8
     found_N = kernels.encode_q4_0(weight_NK)[:, :2].contiguous().view(torch.float16)[:, 0]

@@ -145,6 +145,8 @@ def encode_q4_0(x_NK: Tensor) -> Tensor:
         best_B1 = torch.where(better_B1, explained_B1, best_B1)
         unit_B1 = torch.where(better_B1, product_B1 / energy_B1, unit_B1)
         codes_B32 = torch.where(better_B1, tried_B32, codes_B32)
+    sound_B1 = x_B32.isfinite().all(1, keepdim=True)
+    unit_B1 = torch.where(sound_B1, unit_B1.clamp(-65504, 65504), torch.full_like(unit_B1, torch.nan))
     low_B16, high_B16 = (codes_B32 + 8).to(torch.uint8).chunk(2, dim=1)
     return torch.cat([unit_B1.half().view(torch.uint8), low_B16 | high_B16 << 4], dim=1).reshape(len(x_NK), -1)
 
