@@ -100,7 +100,7 @@ def test_blocks_of_four_bits_stay_and_the_rest_is_encoded() -> None:
 
 def test_four_bits_without_kernels_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "available", lambda: False)
-    with pytest.raises(ConfigError, match="int4. is not possible here"):
+    with pytest.raises(ConfigError, match="'int4' is not possible here"):
         load_model(folder, dtype="int4")
     assert load_model(folder, draft=True).decisions[1].value == "float32"
 
