@@ -82,7 +82,11 @@ DraftModel = Annotated[
 DraftLength = Annotated[
     int | None,
     typer.Option(
-        "--k", "-k", metavar="K", parser=one_length, help="Draft tokens a round; 0 is plain decoding. [default: 5]"
+        "--k",
+        "-k",
+        metavar="K",
+        parser=one_length,
+        help="Draft tokens a round, up to 64; 0 is plain decoding. [default: 5]",
     ),
 ]
 
@@ -93,7 +97,7 @@ def draft_lengths(default: str) -> typer.models.OptionInfo:
         "--k",
         "-k",
         metavar="K[,K...]",
-        help=f"Draft tokens a round, separated by commas or each with its own -k. [default: {default}]",
+        help=f"Draft tokens a round, up to 64, separated by commas or each with its own -k. [default: {default}]",
     )
     return made
 
@@ -115,7 +119,9 @@ Dtype = Annotated[
 DraftDtype = Annotated[
     str, typer.Option(help="The same for the draft model; auto is int4 where the CPU kernels run.", metavar="TEXT")
 ]
-Threads = Annotated[int | None, typer.Option(metavar="N", help="CPU threads. [default: the machine's physical cores]")]
+Threads = Annotated[
+    int | None, typer.Option(metavar="N", help="CPU threads, up to the logical processors. [default: physical cores]")
+]
 Offline = Annotated[bool, typer.Option("--offline", help="Never fetch: fail when the model is not on this machine.")]
 
 Temperature = Annotated[float, typer.Option("--temperature", "-t", help="0 takes the likeliest token every time.")]
