@@ -168,7 +168,7 @@ def test_an_install_that_cannot_compile_runs_on_torch_and_says_so(lacking: str, 
     answer = machine.answer(tiny)
     plan = {line["field"]: line for line in answer["plan"]}
     assert plan["kernels"]["value"] == "torch"
-    assert plan["kernels"]["reason"] == state["why"]
+    assert state["why"] == f"torch: {plan['kernels']['reason']}"
     forced = machine.run("outrider", "generate", "hello", "--model", str(tiny), OUTRIDER_CPU="portable")
     assert (forced.returncode, forced.stdout) == (2, "")
     assert "OUTRIDER_CPU=portable needs the C++ extension" in forced.stderr
