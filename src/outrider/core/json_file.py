@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -11,23 +12,11 @@ from outrider.errors import ModelFileError
 MOST_JSON_BYTES = 64 << 20
 
 
-class JsonObject:
-    """An object of a JSON file, read by type. Raises ModelFileError for a missing value or one of another type."""
+class TypedValues(ABC):
+    """Values of a file by key, read by type. Raises ModelFileError for a missing value or one of another type."""
 
-    def __init__(self, path: Path, values: Mapping[str, object]) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
-        self.values = values
-
-    @classmethod
-    def read(cls, path: Path, *, optional: bool = False) -> JsonObject:
-        if optional and not path.is_file():
-            return cls(path, {})
-        try:
-            if path.stat().st_size > MOST_JSON_BYTES:
-                raise ModelFileError(f"{path} has {path.stat().st_size} bytes, allowed are {MOST_JSON_BYTES}")
-            return cls(path, parse_object(path, path.read_bytes()))
-        except OSError as error:
-            raise ModelFileError(f"{path} cannot be read: {error.strerror}. A model folder needs it") from None
 
     def whole(self, key: str, default: int | None = None) -> int:
         value = self._get(key, default)
@@ -52,6 +41,32 @@ class JsonObject:
         if not isinstance(value, str):
             raise self._wrong(key, value, "text")
         return value
+
+    @abstractmethod
+    def _get(self, key: str, default: object) -> object:
+        """The value, else the default; raises ModelFileError where there is neither."""
+
+    @abstractmethod
+    def _wrong(self, key: str, value: object, wanted: str) -> ModelFileError: ...
+
+
+class JsonObject(TypedValues):
+    """An object of a JSON file."""
+
+    def __init__(self, path: Path, values: Mapping[str, object]) -> None:
+        super().__init__(path)
+        self.values = values
+
+    @classmethod
+    def read(cls, path: Path, *, optional: bool = False) -> JsonObject:
+        if optional and not path.is_file():
+            return cls(path, {})
+        try:
+            if path.stat().st_size > MOST_JSON_BYTES:
+                raise ModelFileError(f"{path} has {path.stat().st_size} bytes, allowed are {MOST_JSON_BYTES}")
+            return cls(path, parse_object(path, path.read_bytes()))
+        except OSError as error:
+            raise ModelFileError(f"{path} cannot be read: {error.strerror}. A model folder needs it") from None
 
     def child(self, key: str) -> JsonObject:
         """The object under `key`; empty if there is none."""

@@ -76,7 +76,7 @@ class GGUFCheckpoint:
         self._data = _map(path)
         header = read_header(path, self._data)
         metadata = Metadata(path, header.metadata)
-        architecture = metadata.string("general.architecture")
+        architecture = metadata.text("general.architecture")
         if architecture not in ARCHITECTURES:
             raise unknown_architecture(path, architecture)
         if metadata.whole("split.count", 1) > 1:
@@ -88,7 +88,7 @@ class GGUFCheckpoint:
         check_sizes(path, self.config, len(header.tensors))
         check_layout(path, self.config, {name: t.shape for name, t in self._tensors.items()}, unknown)
         self.tokenizer_source = read_vocabulary(metadata, self.config.vocab_size)
-        self.chat_template = metadata.string("tokenizer.chat_template", "") or None
+        self.chat_template = metadata.text("tokenizer.chat_template", "") or None
         self.size_bytes = sum(tensor.size_bytes for tensor in self._tensors.values())
         self.quantisation = FILE_TYPES.get(metadata.whole("general.file_type", -1)) or self._commonest_type()
 

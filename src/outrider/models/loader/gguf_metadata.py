@@ -6,6 +6,7 @@ import math
 from pathlib import Path
 from typing import TypeVar, cast
 
+from outrider.core.json_file import TypedValues
 from outrider.core.rope import RopeScaling
 from outrider.errors import ModelFileError
 from outrider.models.loader.checkpoint import DAMAGED, GGUFVocabulary
@@ -19,39 +20,15 @@ TOKENS = "tokenizer.ggml."
 SENTENCEPIECE = "llama"
 
 
-class Metadata:
+class Metadata(TypedValues):
     """The file's keys. A method without a default raises ModelFileError for a missing key, all for a wrong type."""
 
     def __init__(self, path: Path, values: dict[str, Value]) -> None:
-        self.path = path
+        super().__init__(path)
         self._values = values
 
     def __contains__(self, key: str) -> bool:
         return key in self._values
-
-    def string(self, key: str, default: str | None = None) -> str:
-        value = self._get(key, default)
-        if not isinstance(value, str):
-            raise self._wrong(key, value, "text")
-        return value
-
-    def whole(self, key: str, default: int | None = None) -> int:
-        value = self._get(key, default)
-        if type(value) is not int:
-            raise self._wrong(key, value, "a whole number")
-        return value
-
-    def number(self, key: str, default: float | None = None) -> float:
-        value = self._get(key, default)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-            raise self._wrong(key, value, "a finite number")
-        return float(value)
-
-    def boolean(self, key: str, default: bool) -> bool:
-        value = self._get(key, default)
-        if not isinstance(value, bool):
-            raise self._wrong(key, value, "true or false")
-        return value
 
     def per_layer(self, key: str, default: int | None = None) -> int:
         """A whole number, or a list of equal ones."""
@@ -63,7 +40,7 @@ class Metadata:
         return value
 
     def items(self, key: str, kind: type[Item], default: list[Item] | None = None) -> list[Item]:
-        value = self._get(key, cast("list[Value] | None", default))
+        value = self._get(key, default)
         if not isinstance(value, list) or set(map(type, value)) - {kind}:
             raise self._wrong(key, value, f"a list of {kind.__name__}")
         return cast("list[Item]", value)
@@ -78,19 +55,19 @@ class Metadata:
             raise ModelFileError(f"{self.path}: {key} is {token}, allowed are 0 to {vocab_size - 1}. {DAMAGED}")
         return token
 
-    def _get(self, key: str, default: Value | None) -> Value:
+    def _get(self, key: str, default: object) -> object:
         value = self._values.get(key, default)
         if value is None:
             raise ModelFileError(f"{self.path}: metadata {key[:80]!r} is missing. {DAMAGED}")
         return value
 
-    def _wrong(self, key: str, value: Value, wanted: str) -> ModelFileError:
+    def _wrong(self, key: str, value: object, wanted: str) -> ModelFileError:
         shown = f"a list of {len(value)}" if isinstance(value, list) else f"{str(value)[:40]!r}"
         return ModelFileError(f"{self.path}: metadata {key[:80]!r} is {shown}, expected {wanted}. {DAMAGED}")
 
 
 def read_vocabulary(metadata: Metadata, vocab_size: int) -> GGUFVocabulary:
-    model = metadata.string(TOKENS + "model")
+    model = metadata.text(TOKENS + "model")
     tokens = metadata.items(TOKENS + "tokens", str)
     types = metadata.items(TOKENS + "token_type", int, [NORMAL_TOKEN] * len(tokens))
     scores = metadata.items(TOKENS + "scores", float) if TOKENS + "scores" in metadata else None
@@ -101,7 +78,7 @@ def read_vocabulary(metadata: Metadata, vocab_size: int) -> GGUFVocabulary:
         raise ModelFileError(f"{metadata.path}: {len(tokens)} tokens for an embedding of {vocab_size} rows. {DAMAGED}")
     return GGUFVocabulary(
         model=model,
-        pre=metadata.string(TOKENS + "pre", "default"),
+        pre=metadata.text(TOKENS + "pre", "default"),
         tokens=tokens,
         token_types=types,
         merges=metadata.items(TOKENS + "merges", str, []),
@@ -121,7 +98,7 @@ def read_rope_scaling(
     metadata: Metadata, prefix: str, head_dim: int, factors: list[float] | None
 ) -> RopeScaling | None:
     """From the keys, or from the factors that a converter wrote for Llama 3's scaling."""
-    kind = metadata.string(f"{prefix}rope.scaling.type", "none")
+    kind = metadata.text(f"{prefix}rope.scaling.type", "none")
     factor = metadata.number(f"{prefix}rope.scaling.factor", metadata.number(f"{prefix}rope.scale_linear", 1.0))
     if kind not in ("none", "linear") and factor != 1.0:
         raise ModelFileError(
