@@ -42,10 +42,10 @@ class Mutant(ChainVerifier):
 
     def recovered(self, draft: SeqDraft, i: int, p: Rows) -> Row:
         if draft.law is DraftLaw.POINT:
-            weights_V = p.row(i).clone()
+            weights_V = p[i].to_dense().clone()
             weights_V[draft.tokens[i]] = 0.0
         else:
-            weights_V = torch.clamp(p.row(i) - draft.q(i).to_dense(), min=0.0)
+            weights_V = torch.clamp(p[i].to_dense() - draft.q(i).to_dense(), min=0.0)
         return Row.dense(weights_V) if float(weights_V.sum()) > 0.0 else p[i]
 
     def bonus(self, draft: SeqDraft, p: Rows) -> Row:
@@ -63,7 +63,7 @@ class UnwarpedBonus(Mutant):
     """Draws the bonus token from the logits before the temperature (here 0.5) was applied."""
 
     def bonus(self, draft: SeqDraft, p: Rows) -> Row:
-        return Row.dense(p.row(draft.size) ** 0.5)
+        return Row.dense(p[draft.size].to_dense() ** 0.5)
 
 
 class GoesOnBehindRejection(Mutant):
@@ -90,7 +90,7 @@ class RacesResidualOnSharedClocks(Mutant):
             q_V = self.tables.q(tuple(draft.tokens[:i]))
             ratio = p[i][token] / float(q_V[token])
             if not rng.bernoulli(min(1.0, ratio), Key(seed, position, Purpose.ACCEPT, i)):
-                weights_V = torch.clamp(p.row(i) - q_V, min=0.0)
+                weights_V = torch.clamp(p[i].to_dense() - q_V, min=0.0)
                 recovered = rng.race(Row.dense(weights_V / weights_V.sum()), Key(seed, position + i, Purpose.RACE))
                 return Verdict(list(range(i)), recovered, Origin.RECOVERED)
         bonus = rng.categorical(p[draft.size], Key(seed, position, Purpose.TARGET, draft.size))
@@ -106,7 +106,7 @@ class BlockWithChainResidual(BlockVerifier):
         verdict = super().verify(draft, p, rng, seed, position)
         if verdict.n_accept == draft.size:
             return verdict
-        weights_V = torch.clamp(p.row(verdict.n_accept) - draft.q(verdict.n_accept).to_dense(), min=0.0)
+        weights_V = torch.clamp(p[verdict.n_accept].to_dense() - draft.q(verdict.n_accept).to_dense(), min=0.0)
         residual = Row.dense(weights_V) if float(weights_V.sum()) > 0.0 else p[verdict.n_accept]
         key = Key(seed, position, Purpose.TARGET, draft.size + verdict.n_accept)
         return Verdict(verdict.path, rng.categorical(residual, key), verdict.origin)

@@ -93,7 +93,7 @@ class TableDrafter:
         if context not in self._q:
             shadow = answer(seq.prompt_len, seq.tokens, self.params, seq.stop_ids)
             logits_V = self.model.forward([Segment(self.model.new_cache(), context)]).logits_MV[-1]
-            self._q[context] = warp(logits_V[None], [RowContext(shadow, tuple(path))]).row(0)
+            self._q[context] = warp(logits_V[None], [RowContext(shadow, tuple(path))])[0].to_dense()
         return self._q[context]
 
     def choose(self, q_V: Tensor, seq: Sequence, i: int, rng: Rng) -> int:
@@ -202,7 +202,7 @@ def plain_law(
         for tokens, probability in frontier.items():
             text = [*prompt, *tokens]
             logits_V = target.forward([Segment(target.new_cache(), text)]).logits_MV[-1]
-            p_V = warp(logits_V[None], [RowContext(answer(len(prompt), text, params, stop_ids))]).row(0)
+            p_V = warp(logits_V[None], [RowContext(answer(len(prompt), text, params, stop_ids))])[0].to_dense()
             for token, weight in enumerate(p_V.tolist()):
                 if weight > 0.0:
                     ended = token in stop_ids or len(tokens) + 1 == params.max_tokens

@@ -33,7 +33,7 @@ def processed(
 
 
 def law(params: SamplingParams, logits: list[float] = LOGITS, **where: object) -> list[float]:
-    row_V = processed(params, logits, **where).row(0)
+    row_V = processed(params, logits, **where)[0].to_dense()
     assert row_V.dtype == torch.float64
     assert float(row_V.sum()) == pytest.approx(1.0, abs=1e-15)
     return row_V.tolist()
@@ -51,7 +51,7 @@ OFF = -math.inf
 def test_greedy_is_one_hot_at_the_lowest_index_of_a_tie(params: SamplingParams) -> None:
     rows = processed(params)
     assert rows[0].only == 1
-    assert rows.row(0).tolist() == [0.0, 1.0, 0.0, 0.0]
+    assert rows[0].to_dense().tolist() == [0.0, 1.0, 0.0, 0.0]
     assert [rows[0][token] for token in range(4)] == [0.0, 1.0, 0.0, 0.0]
 
 
@@ -154,8 +154,8 @@ def test_grammar_sees_the_path() -> None:
     seq = Sequence(0, [0], SamplingParams(1.0), seed=0)
     seq.constraint = OnlyEven()
     rows = warp(torch.tensor([LOGITS, LOGITS], dtype=torch.float64), [RowContext(seq), RowContext(seq, (0,))])
-    assert rows.row(0).tolist() == pytest.approx(softmax(1.0, OFF, 2.0, OFF))
-    assert rows.row(1).tolist() == pytest.approx(softmax(*LOGITS))
+    assert rows[0].to_dense().tolist() == pytest.approx(softmax(1.0, OFF, 2.0, OFF))
+    assert rows[1].to_dense().tolist() == pytest.approx(softmax(*LOGITS))
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])

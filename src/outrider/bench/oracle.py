@@ -102,8 +102,8 @@ class PlainOracle:
         largest = max(float(logits_1V[logits_1V.isfinite()].abs().max()), 1.0)
         if self.params.greedy:
             seq.params = replace(self.params, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
-            return warp(logits_1V, [RowContext(seq)]).row(0).log(), largest
-        p_V = warp(logits_1V, [RowContext(seq)]).row(0)
+            return warp(logits_1V, [RowContext(seq)])[0].to_dense().log(), largest
+        p_V = warp(logits_1V, [RowContext(seq)])[0].to_dense()
         clocks_V = exponential_clocks(Key(seq.seed, seq.output_len, Purpose.RACE), p_V.numel())
         return p_V.log() - clocks_V.log(), largest / self.params.temperature
 

@@ -70,10 +70,6 @@ class Rows:
             row = self._rows[m] = row.distribution()
         return row
 
-    def row(self, m: int) -> Tensor:
-        """Row m in full, float64 [V]."""
-        return self[m].to_dense()
-
     def slice(self, start: int, stop: int) -> Rows:
         """Rows start..stop-1."""
         return Rows(self._rows[start:stop], self.bad_M[start:stop])
