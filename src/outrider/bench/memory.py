@@ -40,9 +40,7 @@ class Memory:
 
 def pass_nbytes(model: LanguageModel) -> int | None:
     """Bytes of the weights that a pass with logits reads: the layers' matrices and the head. None: not known."""
-    if not isinstance(model, Decoder):
-        return None
-    return model.nbytes - model._embedding.nbytes
+    return model.pass_nbytes if isinstance(model, Decoder) else None
 
 
 def file_nbytes(path: Path) -> int:

@@ -131,8 +131,13 @@ class Decoder:
     @property
     def nbytes(self) -> int:
         """Bytes of the matrices."""
+        return self.pass_nbytes + self._embedding.nbytes
+
+    @property
+    def pass_nbytes(self) -> int:
+        """Bytes of the matrices that a pass with logits reads whole: those of the layers, and the head."""
         matrices = [m for layer in self.layers for m in (layer.qkv, layer.o, layer.gate_up, layer.down)]
-        return sum(m.nbytes for m in matrices) + self._embedding.nbytes + self._head.nbytes
+        return sum(m.nbytes for m in matrices) + self._head.nbytes
 
     @property
     def static_calls(self) -> dict[str, int]:

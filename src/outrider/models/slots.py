@@ -39,10 +39,6 @@ class Arena:
         self._free = list(range(slots))
 
     @property
-    def nbytes(self) -> int:
-        return self.store.nbytes
-
-    @property
     def free_slots(self) -> int:
         return len(self._free)
 
