@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 
@@ -42,6 +43,16 @@ class WatchedModel(TableModel):
     def embed(self, tokens: Seq[int]) -> Tensor:
         """One-hot rows, like the features."""
         return torch.eye(self.vocab_size)[list(tokens)]
+
+    def last_norm(self, x_Md: Tensor) -> Tensor:
+        return x_Md
+
+    def head_rows(self, ids: Seq[int]) -> Callable[[Tensor], Tensor]:
+        weight_Sd = self.head_weights(ids)
+        return lambda x_Md: x_Md @ weight_Sd.T
+
+    def head_weights(self, ids: Seq[int]) -> Tensor:
+        return 3 * torch.eye(self.vocab_size)[list(ids)]
 
     def __init__(self, logits: Tensor, *, poison: int | None = None, context_length: int = 4096) -> None:
         table = TableModel.from_table(logits, context_length=context_length)

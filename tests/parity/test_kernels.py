@@ -252,6 +252,18 @@ def test_weights_that_four_bits_hold_are_encoded_exactly(level: str) -> None:
     assert torch.equal(ggml.dequantise(kernels.encode_q4_0(weight_NK), "Q4_0", 64), weight_NK)
 
 
+def test_q8_0_blocks_are_within_half_a_step_and_keep_what_is_not_finite_visible() -> None:
+    weight_NK = torch.randn(5, 64, generator=torch.Generator().manual_seed(3))
+    weight_NK[1, :32] = 0
+    weight_NK[2, 40] = torch.inf
+    back_NK = ggml.dequantise(kernels.encode_q8_0(weight_NK), "Q8_0", 64)
+    unit_NG1 = weight_NK.reshape(5, 2, 32).abs().amax(2, keepdim=True) / 127
+    off_NGX = (back_NK - weight_NK).reshape(5, 2, 32).abs()
+    finite = unit_NG1.isfinite().expand_as(off_NGX)
+    assert bool((off_NGX <= unit_NG1 * 0.6 + 1e-9)[finite].all())  # half a code, and the unit's rounding to f16
+    assert bool(back_NK[2, 32:].isnan().all())
+
+
 @pytest.mark.parametrize("encode", [kernels.encode_q4_0, ggml.encode_q4_0])
 def test_encoding_hides_no_damaged_weight_and_makes_none(level: str, encode: Callable[[Tensor], Tensor]) -> None:
     weight_NK = torch.randn(6, 32)

@@ -221,7 +221,7 @@ def test_packed_matrices_compute_the_same() -> None:
     exact = head(bias=True, qk_norm=True).float()
     features, ids = inputs(exact, 6)
     packed = copy.deepcopy(exact)
-    pack_(packed)
+    pack_(packed, "float32")
     assert not any(isinstance(module, torch.nn.Linear) for module in packed.modules())
     with torch.no_grad():
         a, b = (drafted_logits(net, features.float(), ids.tolist(), [3, 5]) for net in (exact, packed))

@@ -5,6 +5,7 @@ Shapes: m rows of one segment, M rows of a pass, V vocabulary, F feature width.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
@@ -116,7 +117,8 @@ class EarlyExit(Protocol):
 
 @runtime_checkable
 class HeadHost(Protocol):
-    """A model that draft heads can ride on: they read its layers' outputs (`taps`) and share its embedding."""
+    """A model that draft heads can ride on: they read its layers' outputs (`taps`), and share its embedding, its final
+    norm and rows of its head."""
 
     @property
     def hidden_size(self) -> int: ...
@@ -131,6 +133,19 @@ class HeadHost(Protocol):
 
     def embed(self, tokens: Seq[int]) -> Tensor:
         """float32 [T, d]: what the first layer reads, on the model's device."""
+        ...
+
+    def last_norm(self, x_Md: Tensor) -> Tensor:
+        """float32 [M, d]: outputs of the last layer as the head reads them."""
+        ...
+
+    def head_rows(self, ids: Seq[int]) -> Callable[[Tensor], Tensor]:
+        """The head with these rows only: normed float32 [M, d] to logits float32 [M, len(ids)], in the model's own
+        precision. Holds memory of its own."""
+        ...
+
+    def head_weights(self, ids: Seq[int]) -> Tensor:
+        """float32 [len(ids), d]: these rows of the head as numbers, for training."""
         ...
 
 

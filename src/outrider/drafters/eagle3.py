@@ -147,7 +147,7 @@ class Eagle3Drafter(ChainDrafter[Eagle3State]):
         self.dtype = DTYPES.get(dtype, automatic)
         self.net = net.to(device, self.dtype).eval()
         if packs:
-            pack_(self.net)
+            pack_(self.net, dtype if dtype != "auto" else "bfloat16")
         self.vocab_size = target.vocab_size
         self.wants = tuple(layer - 1 for layer in self.layer_ids if layer > 0)
         self.passes = 0

@@ -18,9 +18,19 @@ from torch.nn import functional as F
 from outrider.core.json_file import JsonObject
 from outrider.core.rope import Rope, RopeScaling, inverse_frequencies, read_rope
 from outrider.errors import ModelFileError
-from outrider.kernels import pack_linear
+from outrider.kernels import (
+    PackedLinear,
+    QuantisedLinear,
+    can_encode,
+    encode_q4_0,
+    encode_q8_0,
+    pack_linear,
+    pack_quantised,
+)
 
 FIRST_ROWS = 64
+BLOCKS = {"int4": (encode_q4_0, "Q4_0"), "int8": (encode_q8_0, "Q8_0")}
+PACKED_DTYPES = (*BLOCKS, "bfloat16", "float32")
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,25 +189,37 @@ class Mlp(nn.Module):
         return out
 
 
-class PackedMatrix(nn.Module):
-    """A matrix of a head that is only drafted with: packed for the kernels, which read it once for all rows."""
+def pack_matrix(linear: nn.Linear, dtype: str) -> PackedLinear | QuantisedLinear:
+    """A matrix of a head that is only drafted with, for the CPU kernels, which read it once for all rows.
 
-    def __init__(self, linear: nn.Linear) -> None:
+    `dtype` is one of PACKED_DTYPES; a width that is no multiple of 32 stays bfloat16.
+    """
+    weight_NK = linear.weight.detach().contiguous()
+    bias_N = None if linear.bias is None else linear.bias.detach()
+    encode, kind = BLOCKS.get(dtype, (None, ""))
+    if encode is None or not can_encode(weight_NK.shape[1]):
+        return pack_linear(weight_NK.to(torch.float32 if dtype == "float32" else torch.bfloat16), bias_N)
+    return pack_quantised(encode(weight_NK.float()), kind, (weight_NK.shape[0], weight_NK.shape[1]), bias_N)
+
+
+class PackedMatrix(nn.Module):
+    """The same in the place of the module that it was."""
+
+    def __init__(self, linear: nn.Linear, dtype: str) -> None:
         super().__init__()
-        bias_N = None if linear.bias is None else linear.bias.detach()
-        self._packed = pack_linear(linear.weight.detach().contiguous(), bias_N)
+        self._packed = pack_matrix(linear, dtype)
 
     def forward(self, x_MK: Tensor) -> Tensor:
         rows = x_MK.float().reshape(-1, self._packed.in_features)
         return self._packed(rows).view(*x_MK.shape[:-1], self._packed.out_features)
 
 
-def pack_(net: nn.Module) -> None:
+def pack_(net: nn.Module, dtype: str) -> None:
     """Packs every matrix of `net`, which can no longer be trained; norms become float32, and so do all activations."""
     for module in list(net.modules()):
         for name, child in list(module.named_children()):
             if isinstance(child, nn.Linear):
-                setattr(module, name, PackedMatrix(child))
+                setattr(module, name, PackedMatrix(child, dtype))
             elif isinstance(child, RmsNorm):
                 child.float()
 

@@ -10,6 +10,7 @@ from outrider.kernels.dispatch import (
     usable_processors,
     why,
 )
+from outrider.kernels.ggml import encode_q8_0
 from outrider.kernels.ops import (
     PackedLinear,
     add_rms_norm_,
@@ -52,6 +53,7 @@ __all__ = [
     "can_encode",
     "dequantise",
     "encode_q4_0",
+    "encode_q8_0",
     "fast_calls",
     "pack_linear",
     "pack_linear_chunks",

@@ -151,6 +151,15 @@ def encode_q4_0(x_NK: Tensor) -> Tensor:
     return torch.cat([unit_B1.half().view(torch.uint8), low_B16 | high_B16 << 4], dim=1).reshape(len(x_NK), -1)
 
 
+def encode_q8_0(x_NK: Tensor) -> Tensor:
+    """uint8 [N, K / 32 * 34]: float32 rows as Q8_0 blocks, codes in -127 .. 127."""
+    x_B32 = x_NK.reshape(-1, 32)
+    unit_B1 = x_B32.abs().amax(1, keepdim=True) / 127
+    codes_B32 = (x_B32 / unit_B1).nan_to_num().round().to(torch.int8)
+    unit_B1 = torch.where(x_B32.isfinite().all(1, keepdim=True), unit_B1.clamp(max=65504), torch.nan)
+    return torch.cat([unit_B1.half().view(torch.uint8), codes_B32.view(torch.uint8)], dim=1).reshape(len(x_NK), -1)
+
+
 def quantise_activations(x_MK: Tensor) -> tuple[Tensor, Tensor]:
     """Codes [M, K] in -127 .. 127 and scales [M, K / 32], float32: x is about code x scale in each group of 32."""
     x_MGX = x_MK.reshape(len(x_MK), -1, 32)

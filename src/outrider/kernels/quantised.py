@@ -117,7 +117,7 @@ class QuantisedLinear:
 
 
 def can_encode(inputs: int) -> bool:
-    """Whether rows of `inputs` weights are whole Q4_0 blocks, and there are kernels to compute with them."""
+    """Whether rows of `inputs` weights are whole blocks of Q4_0 and Q8_0, and kernels can compute with them."""
     return _LEVEL is not None and inputs % ggml.FORMATS["Q4_0"].inputs == 0
 
 

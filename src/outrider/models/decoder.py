@@ -128,6 +128,19 @@ class Decoder:
         """float32 [T, d] on the model's device."""
         return self._embedding(torch.tensor(list(tokens), dtype=torch.int64, device=self.device))
 
+    @torch.inference_mode()
+    def last_norm(self, x_Md: Tensor) -> Tensor:
+        """float32 [M, d]: outputs of the last layer as the head reads them."""
+        return kernels.rms_norm(x_Md, self._norm_d, self.config.norm_eps)
+
+    def head_rows(self, ids: Seq[int]) -> Linear:
+        """The head with these rows only, in this order; see `HeadHost`."""
+        return self._reader.head(ids)
+
+    def head_weights(self, ids: Seq[int]) -> Tensor:
+        """float32 [len(ids), d]: these rows of the head as numbers."""
+        return self._reader.head_weights(ids)
+
     @property
     def nbytes(self) -> int:
         """Bytes of the matrices."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import inspect
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from pathlib import Path
 from typing import Any
@@ -133,6 +134,23 @@ class TransformersModel:
         """float32 [T, d]: the rows of the model's input embedding."""
         rows: Tensor = self._model.get_input_embeddings()(torch.tensor(list(tokens), device=self.device))
         return rows.float()
+
+    def last_norm(self, x_Md: Tensor) -> Tensor:
+        """Refused: transformers hands out the last layer's output only behind the final norm."""
+        raise ConfigError(
+            f"{self.name} runs through transformers, which gives the last layer's output only after the final norm: "
+            "take a head that reads earlier layers alone"
+        )
+
+    def head_rows(self, ids: Seq[int]) -> Callable[[Tensor], Tensor]:
+        """The head with these rows only; see `HeadHost`."""
+        weight_Sd = self.head_weights(ids)
+        return lambda x_Md: torch.nn.functional.linear(x_Md, weight_Sd)
+
+    def head_weights(self, ids: Seq[int]) -> Tensor:
+        """float32 [len(ids), d]: these rows of the head as numbers."""
+        weight_Vd: Tensor = self._model.get_output_embeddings().weight
+        return weight_Vd.detach()[torch.tensor(list(ids), device=self.device)].float()
 
     def new_cache(self) -> TransformersCache:
         """An empty cache for one sequence."""

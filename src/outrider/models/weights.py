@@ -84,7 +84,7 @@ class WeightReader:
 
     def head(self, ids: Seq[int]) -> Linear:
         """These rows of the head, which is the embedding where the file has no other."""
-        name = "head" if "head.weight" in self._names else "embed"
+        name = self._head_name
         first = len(ids) if ids == range(len(ids)) else None
         kind, width = self._kind(name), self.config.hidden_size
         if kind is not None:
@@ -95,6 +95,12 @@ class WeightReader:
         if first is None:
             return make_linear(iter([self._matrix(name)[torch.tensor(list(ids))]]), (len(ids), width), room=self._room)
         return make_linear(self._chunks(name, first, self._float), (first, width), room=self._room)
+
+    def head_weights(self, ids: Seq[int]) -> Tensor:
+        """float32 [len(ids), d]: these rows of the head as the file has them."""
+        chosen = self._checkpoint.tensor(f"{self._head_name}.weight", torch.float32)[torch.tensor(list(ids))]
+        self._checkpoint.release()
+        return chosen.to(self.device)
 
     def layer(self, index: int) -> Layer:
         prefix = f"layers.{index}"
@@ -108,6 +114,11 @@ class WeightReader:
             gate_up=self._linear(f"{prefix}.gate", f"{prefix}.up"),
             down=self._linear(f"{prefix}.down"),
         )
+
+    @property
+    def _head_name(self) -> str:
+        """Of the matrix that the head is: the embedding where the file has no other."""
+        return "head" if "head.weight" in self._names else "embed"
 
     def _optional(self, name: str) -> Tensor | None:
         return self.vector(name) if name in self._names else None
