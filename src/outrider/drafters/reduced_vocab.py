@@ -57,6 +57,12 @@ class ReducedVocab:
         flags_V[self.ids_S] = True
         return flags_V
 
+    def columns(self) -> Tensor:
+        """int64 [V]: the draft id of every target id, -1 for those that are not in it."""
+        columns_V = torch.full((self.size,), -1, dtype=torch.int64, device=self.ids_S.device)
+        columns_V[self.ids_S] = torch.arange(len(self.ids_S), device=self.ids_S.device)
+        return columns_V
+
     def widen(self, logits_nS: Tensor, size: int) -> Tensor:
         """The head's logits as [n, size] in the target's columns, -inf where the head proposes nothing. Ids from `size`
         on are padding that the target never emits: they are left out."""
