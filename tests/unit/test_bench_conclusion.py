@@ -10,10 +10,10 @@ from outrider import LLM, SamplingParams
 from outrider.bench.conclusion import Finding, conclude
 from outrider.bench.lanes import Lane
 from outrider.bench.measure import bench
-from outrider.bench.prompts import BenchPrompt
 from outrider.bench.summary import ALL, LaneSummary, Speedup, Spread, summarise
 from outrider.core.stats import SpecStats
 from outrider.drafters.ngram import NgramDrafter
+from outrider.engine.prompt_file import Conversation
 from tests.tiny import byte_tokenizer, cycle_model
 
 
@@ -21,7 +21,7 @@ from tests.tiny import byte_tokenizer, cycle_model
 def summary() -> LaneSummary:
     llm = LLM.from_parts(cycle_model("abcabd "), {"ngram": NgramDrafter()}, tokenizer=byte_tokenizer(), k=4)
     params = SamplingParams(max_tokens=24)
-    measured = bench(llm, [BenchPrompt("1", "a", ("hello hello",))], params, [Lane("ngram", 4, "greedy")], raw=True)
+    measured = bench(llm, [Conversation("1", "a", ("hello hello",))], params, [Lane("ngram", 4, "greedy")], raw=True)
     return next(s for s in summarise(measured) if s.lane == "ngram K=4" and s.category == ALL)
 
 

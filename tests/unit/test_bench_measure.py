@@ -13,7 +13,6 @@ from outrider import LLM, SamplingParams
 from outrider.bench.lanes import Lane
 from outrider.bench.machine import busy_warning, git_commit, machine_facts
 from outrider.bench.measure import bench
-from outrider.bench.prompts import BenchPrompt
 from outrider.bench.summary import ALL, Speedup, Spread, lengths, summarise
 from outrider.bench.tables import bench_json, print_bench, summary_notes
 from outrider.bench.timing import timed
@@ -21,6 +20,7 @@ from outrider.core.stats import SpecStats
 from outrider.core.verdict import Origin, Verdict
 from outrider.drafters.fixed import FixedDrafter
 from outrider.drafters.ngram import NgramDrafter
+from outrider.engine.prompt_file import Conversation
 from outrider.engine.report import conditional_acceptance
 from outrider.errors import ConfigError
 from outrider.verify.greedy import GreedyVerifier
@@ -28,9 +28,9 @@ from tests.tiny import byte_tokenizer, cycle_model
 
 GREEDY = SamplingParams(max_tokens=24)
 PROMPTS = [
-    BenchPrompt("1", "code", ("hello hello hello",)),
-    BenchPrompt("2", "prose", ("the cat, the cat",)),
-    BenchPrompt("3", "prose", ("x",)),
+    Conversation("1", "code", ("hello hello hello",)),
+    Conversation("2", "prose", ("the cat, the cat",)),
+    Conversation("3", "prose", ("x",)),
 ]
 
 
@@ -198,7 +198,7 @@ def test_bad_counts_are_refused():
     with pytest.raises(ConfigError, match="a raw prompt is one text"):
         bench(
             llm_of(ngram=NgramDrafter()),
-            [BenchPrompt("1", "a", ("x", "y"))],
+            [Conversation("1", "a", ("x", "y"))],
             GREEDY,
             [Lane("ngram", 1, "greedy")],
             raw=True,
@@ -217,7 +217,7 @@ def test_later_turns_continue_from_the_plain_answer():
         cycle_model("ab"), {"ngram": NgramDrafter()}, tokenizer=byte_tokenizer(), template=Template(), k=2
     )
     params = SamplingParams(max_tokens=3)
-    measured = bench(llm, [BenchPrompt("q", "a", ("one", "two"))], params, [Lane("ngram", 2, "greedy")])
+    measured = bench(llm, [Conversation("q", "a", ("one", "two"))], params, [Lane("ngram", 2, "greedy")])
     assert [run.prompt for run in measured.runs] == ["q", "q", "q/2", "q/2"]
     answer = measured.runs[0].text
     assert measured.runs[-1].prompt_tokens == len(f"u:one;a:{answer};u:two;")

@@ -13,10 +13,10 @@ from outrider import LLM, SamplingParams
 from outrider.bench.lanes import Lane
 from outrider.bench.measure import bench
 from outrider.bench.peer import Peer, PeerError
-from outrider.bench.prompts import BenchPrompt
 from outrider.bench.summary import summarise
 from outrider.bench.tables import bench_json
 from outrider.drafters.ngram import NgramDrafter
+from outrider.engine.prompt_file import Conversation
 from outrider.errors import ConfigError
 from tests.tiny import byte_tokenizer, cycle_model
 
@@ -156,7 +156,7 @@ def test_a_bad_url_is_refused_before_anything_runs(url):
 def test_a_peer_takes_turns_with_the_lanes_and_is_reported(server, peer):
     server.reply = {"choices": [{"text": "hello"}], "usage": USAGE, "timings": TIMINGS}
     llm = LLM.from_parts(cycle_model("ab"), {"ngram": NgramDrafter()}, tokenizer=byte_tokenizer(), k=2)
-    prompts = [BenchPrompt(str(i), "a", ("text",)) for i in range(3)]
+    prompts = [Conversation(str(i), "a", ("text",)) for i in range(3)]
     params = SamplingParams(max_tokens=8)
     measured = bench(llm, prompts, params, [Lane("ngram", 2, "greedy")], raw=True, peer=peer, warm_up=0)
     assert [run.lane for run in measured.runs[::3]] == ["plain", "ngram K=2", "peer"]

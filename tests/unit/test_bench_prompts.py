@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 
 import pytest
 
-from outrider.bench.prompts import builtin_prompts, read_prompts
+from outrider.bench.prompts import builtin_prompts
+from outrider.engine.prompt_file import read_prompts
 from outrider.errors import UserError
 
 LINES = [
@@ -89,3 +91,12 @@ def test_the_built_in_prompts_are_of_several_kinds():
     prompts = builtin_prompts()
     assert {"prose", "code", "repetition", "edit"} <= {p.category for p in prompts}
     assert len(builtin_prompts(limit=2)) == 2
+
+
+def test_a_gzipped_file_reads_the_same_and_a_cut_one_is_refused(prompt_file, tmp_path):
+    packed = tmp_path / "prompts.jsonl.gz"
+    packed.write_bytes(gzip.compress(prompt_file.read_bytes()))
+    assert read_prompts(packed) == read_prompts(prompt_file)
+    packed.write_bytes(packed.read_bytes()[:-20])
+    with pytest.raises(UserError, match=r"prompts\.jsonl\.gz cannot be read"):
+        read_prompts(packed)

@@ -14,12 +14,12 @@ from dataclasses import dataclass, field, replace
 from outrider.bench.compare import Comparison, Outcome, compare_completions, is_error
 from outrider.bench.lanes import PLAIN, Lane, comparable, plain_lane
 from outrider.bench.peer import Peer, PeerAnswer
-from outrider.bench.prompts import BenchPrompt
 from outrider.bench.timing import Stopwatch, timed
 from outrider.core.stats import SpecStats
 from outrider.core.types import SamplingParams
 from outrider.core.verdict import Origin
 from outrider.engine.llm import LLM
+from outrider.engine.prompt_file import Conversation
 from outrider.engine.request import Result, TokenEvent
 from outrider.errors import ConfigError
 
@@ -92,7 +92,7 @@ class _Item:
 
 def bench(
     llm: LLM,
-    prompts: Seq[BenchPrompt],
+    prompts: Seq[Conversation],
     params: SamplingParams,
     lanes: Seq[Lane],
     *,
@@ -131,7 +131,7 @@ def bench(
     return Measured(list(lanes), params, runs, differences, _notes(runs, lanes, params), peer)
 
 
-def _items(llm: LLM, prompt: BenchPrompt, raw: bool, last_answer: Callable[[], str]) -> Iterator[_Item]:
+def _items(llm: LLM, prompt: Conversation, raw: bool, last_answer: Callable[[], str]) -> Iterator[_Item]:
     """The requests of a prompt, one a turn."""
     if raw:
         if len(prompt.turns) > 1:
@@ -149,7 +149,7 @@ def _items(llm: LLM, prompt: BenchPrompt, raw: bool, last_answer: Callable[[], s
 
 def _warm_up(
     llm: LLM,
-    prompt: BenchPrompt,
+    prompt: Conversation,
     params: SamplingParams,
     everyone: Seq[Lane],
     times: int,

@@ -14,9 +14,9 @@ from outrider.cli.measuring import Category, IgnoreEos, Limit, Prompts, Seed, Se
 if TYPE_CHECKING:
     from outrider.bench.measure import Measured
     from outrider.bench.peer import Peer
-    from outrider.bench.prompts import BenchPrompt
     from outrider.core.types import SamplingParams
     from outrider.engine.llm import LLM
+    from outrider.engine.prompt_file import Conversation
 
 DEFAULT_KS = "5"
 
@@ -129,7 +129,7 @@ class _Bench:
         print_bench(measured, summaries, warnings, console(stderr=json), verdict=verdict)
         common.print_json(bench_json(measured, summaries, about, warnings, verdict=verdict))
 
-    def _measure(self, llm: LLM, chosen: list[BenchPrompt], raw: bool, peer: Peer | None) -> Measured:
+    def _measure(self, llm: LLM, chosen: list[Conversation], raw: bool, peer: Peer | None) -> Measured:
         from outrider.bench.lanes import lanes
         from outrider.bench.measure import bench as run_all
 

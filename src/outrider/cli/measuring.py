@@ -15,9 +15,9 @@ from outrider.cli import common
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from outrider.bench.prompts import BenchPrompt
     from outrider.core.types import SamplingParams
     from outrider.engine.llm import LLM
+    from outrider.engine.prompt_file import Conversation
 
 Prompts = Annotated[
     Path | None,
@@ -70,9 +70,10 @@ class Setup:
             **options,  # type: ignore[arg-type]  # named and typed by the command's own signature
         )
 
-    def read_prompts(self) -> list[BenchPrompt]:
+    def read_prompts(self) -> list[Conversation]:
         """The prompts; before the model is loaded, so that a mistake in the file costs no time."""
-        from outrider.bench.prompts import builtin_prompts, read_prompts
+        from outrider.bench.prompts import builtin_prompts
+        from outrider.engine.prompt_file import read_prompts
 
         if self.prompts is None:
             return builtin_prompts(self.limit, self.categories)
@@ -111,7 +112,7 @@ class Setup:
 
 
 def facts(
-    llm: LLM, setup: Setup, params: SamplingParams, prompts: list[BenchPrompt], machine: dict[str, object], raw: bool
+    llm: LLM, setup: Setup, params: SamplingParams, prompts: list[Conversation], machine: dict[str, object], raw: bool
 ) -> dict[str, object]:
     """Machine, model and settings of a report."""
     from outrider.engine.report import plan_json
