@@ -149,7 +149,9 @@ def test_bytes_of_a_decoder():
     hidden, attended = TINY.hidden_size, TINY.n_heads * TINY.head_dim
     layer = hidden * (2 * attended + 2 * TINY.n_kv_heads * TINY.head_dim + 3 * TINY.ffn_size)
     least = 4 * (TINY.n_layers * layer + TINY.vocab_size * hidden)
-    assert least <= pass_nbytes(decoder) < least + 16 * 4 * hidden
+    assert (
+        least <= pass_nbytes(decoder) < least + 32 * 4 * hidden
+    )  # the head fills panels of up to 32 outputs, by level
     cache = decoder.new_cache()
     decoder.forward([Segment(cache, [1, 2, 3])], logits=False)
     cache.keep(range(3))
