@@ -16,6 +16,7 @@ from outrider.core.protocols import Segment
 from outrider.drafters.eagle3 import Eagle3Drafter, Eagle3State
 from outrider.drafters.eagle3_files import write_eagle3
 from outrider.drafters.eagle3_net import Eagle3Net, training_time_test
+from outrider.drafters.head_training import Lesson
 from outrider.engine.opening import identity_of, open_model
 from outrider.errors import ConfigError, PairingError
 from outrider.models.decoder import Decoder
@@ -181,13 +182,14 @@ def answers_of(target: Decoder, prompt: list[int], count: int) -> list[int]:
     return prompt + served.generate(prompt, SamplingParams(max_tokens=count))[0].token_ids
 
 
-def test_overfit_on_one_prompt_and_served_acceptance_is_one() -> None:
+@pytest.mark.parametrize("own_head", [True, False])
+def test_overfit_on_one_prompt_and_served_acceptance_is_one(own_head: bool) -> None:
     """Trained with the loss on the hidden states of one answer, the head drafts that answer."""
     torch.manual_seed(0)
     target = tiny_decoder(n_layers=4)
     prompt = random_tokens(6)
     tokens = answers_of(target, prompt, 24)
-    head = random_head(vocab=VOCAB, layer_ids=(1, 2, 3))
+    head = random_head(vocab=VOCAB, layer_ids=(1, 2, 3), own_head=own_head)
     losses = train(head, target, tokens, steps=120)
     assert losses[-1] < 0.2 * losses[0]
     served = LLM.from_parts(target, {"eagle3": Eagle3Drafter(target=target, head=head)}, k=3)
@@ -200,12 +202,14 @@ def train(head: Eagle3Net, target: Decoder, tokens: list[int], *, steps: int) ->
     out = target.forward([Segment(target.new_cache(), tokens)], taps=[0, 1, 2])
     assert out.logits_MV is not None
     assert out.features_MF is not None
-    features, logits = out.features_MF.clone()[None], 20 * out.logits_MV.clone()[None]
-    table = target.embed(range(VOCAB)).clone()
+    logp, likeliest = (20 * out.logits_MV.clone()).log_softmax(-1).topk(8)
+    counted = torch.ones(1, len(tokens), dtype=torch.bool)
+    lesson = Lesson(torch.tensor([tokens]), out.features_MF.clone()[None], likeliest[None], logp[None], counted)
+    table, rows = target.embed(range(VOCAB)).clone(), target.head_weights(range(VOCAB))
     optimiser = torch.optim.AdamW(head.parameters(), lr=8e-3, weight_decay=0.0)
     losses = []
     for _ in range(steps):
-        step = training_time_test(head, features, torch.tensor([tokens]), logits, embedding_Vd=table, steps=3)
+        step = training_time_test(head, lesson, embedding_Vd=table, head_Sd=rows, steps=3)
         optimiser.zero_grad()
         step.total.backward()
         torch.nn.utils.clip_grad_norm_(head.parameters(), 1.0)

@@ -197,6 +197,17 @@ def test_missing_unexpected_and_misshapen_tensors_are_named(tmp_path: Path) -> N
         read_eagle3(edit(folder, input_norm__weight=torch.zeros(192)))
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_head_without_lm_head_shares_the_targets(layout: str, tmp_path: Path) -> None:
+    net = random_head(vocab=VOCAB, draft_ids=USED, own_head=False)
+    write_eagle3(net, tmp_path, layout)
+    assert "lm_head.weight" not in stored(tmp_path)
+    again = read_eagle3(tmp_path)
+    assert again.config == net.config
+    assert not again.config.own_head
+    assert again.vocab.ids_S.tolist() == USED
+
+
 def test_copies_of_the_targets_tensors_are_passed_over(tmp_path: Path) -> None:
     folder = edit(by_hand(tmp_path / "a", "speculators"), verifier_norm__weight=torch.ones(64))
     assert "verifier_norm.weight" not in read_eagle3(folder).state_dict()
@@ -311,7 +322,11 @@ def ride(
         ({"layer_ids": (1, 9)}, r"its configuration says the inputs of the layers \[1, 9\], and tiny-0 has 8 layers"),
         ({"layer_ids": (3, 3)}, "ascending"),
         ({"layers": 3}, r"by default it reads the inputs of the layers \[2, 1, 0\]"),
-        ({"hidden_size": 32, "head_dim": 8, "target_hidden_size": 64}, "is 32 wide, has no embedding of its own"),
+        ({"hidden_size": 32, "head_dim": 8, "target_hidden_size": 64}, "is 32 wide, has no embed_tokens of its own"),
+        (
+            {"hidden_size": 32, "head_dim": 8, "target_hidden_size": 64, "own_embedding": True, "own_head": False},
+            "is 32 wide, has no lm_head of its own.*take a head with lm_head.weight",
+        ),
         ({"target_name": "org/Qwen3-8B"}, "trained for org/Qwen3-8B and the target is smollm2-135m"),
         (
             {"target_name": "x", "vocabulary_sha256": "b" * 64},

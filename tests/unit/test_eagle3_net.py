@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import math
 from typing import Any
 
@@ -14,6 +15,7 @@ from outrider.core.json_file import JsonObject
 from outrider.core.rope import RopeScaling
 from outrider.drafters.eagle3_net import Eagle3Net, training_time_test
 from outrider.drafters.head_layer import HeadCache, LayerShape, pack_
+from outrider.drafters.head_training import Aims, Lesson
 from outrider.errors import ModelFileError
 from tests.tiny_head import SHAPE, random_head
 
@@ -121,8 +123,9 @@ def drafted_logits(net: Eagle3Net, features: Tensor, tokens: list[int], drafted:
         cache.append(*(part.detach() for part in attention.keys_values(x, position)))
         if t >= len(tokens) - 2:
             mixed = cache.mix(attention.queries(x, position)[0], 100)[None]
-            said, carried = net.read(net.midlayer.finish(residual, mixed))
-            logits.append(said[0])
+            normed, carried = net.read(net.midlayer.finish(residual, mixed))
+            assert net.lm_head is not None
+            logits.append(net.lm_head(normed)[0].float())
     return torch.stack(logits)
 
 
@@ -150,61 +153,137 @@ def test_switches_without_tensors_change_the_arithmetic(switch: str) -> None:
     assert not torch.allclose(a[1:], b[1:], rtol=1e-3)
 
 
-def test_the_loss_sees_what_drafting_sees() -> None:
+def lesson_of(features: Tensor, ids: Tensor, logits: Tensor, counted: Tensor | None = None, count: int = 6) -> Lesson:
+    """Of one sequence, with the `count` likeliest tokens of every position."""
+    logp, likeliest = logits.log_softmax(-1).topk(count)
+    counted = torch.ones(len(ids), dtype=torch.bool) if counted is None else counted
+    return Lesson(ids[None], features[None], likeliest[None], logp[None], counted[None])
+
+
+def random_logits(length: int, seed: int) -> Tensor:
+    """Mostly on the draft vocabulary."""
+    logits = torch.randn(length, VOCAB, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * 3
+    logits[::2, IDS] += 6
+    return logits
+
+
+def expected_losses(net: Eagle3Net, lesson: Lesson, steps: int) -> tuple[list[float], list[float], list[float]]:
+    """By drafting behind every position with the text's own tokens; the first sequence alone."""
+    tokens, features = lesson.tokens_BT[0].tolist(), lesson.features_BTF[0]
+    losses, agreements, overlaps = [], [], []
+    for step in range(steps):
+        of_step, agreed, overlap, n = [], 0, 0.0, 0
+        for t in range(len(tokens) - 1 - step):
+            at = t + 1 + step
+            if not lesson.counted_BT[0, at]:
+                continue
+            n += 1
+            with torch.no_grad():
+                said = drafted_logits(net, features, tokens[: t + 2], tokens[t + 2 : t + 2 + step])[step].double()
+            q = dict(zip(IDS, said.softmax(0).tolist(), strict=True))
+            p = dict(zip(lesson.likeliest_BTC[0, at].tolist(), lesson.logp_BTC[0, at].exp().tolist(), strict=True))
+            likeliest = int(lesson.likeliest_BTC[0, at, 0])
+            known = {token: weight for token, weight in p.items() if token in q}
+            overlap += sum(min(weight, q[token]) for token, weight in known.items())
+            if likeliest in q:
+                mass = sum(known.values())
+                of_step.append(-sum(weight / mass * math.log(q[token]) for token, weight in known.items()))
+                agreed += max(q, key=lambda token: q[token]) == likeliest
+        losses.append(sum(of_step) / len(of_step))
+        agreements.append(agreed / n)
+        overlaps.append(overlap / n)
+    return losses, agreements, overlaps
+
+
+@pytest.mark.parametrize("start", [0, 4])
+def test_the_loss_sees_what_drafting_sees(start: int) -> None:
     """Step i of row t is the head drafting behind position t, with the text's own tokens as its draft."""
     net = head(norm_output=True)
     features, ids = inputs(net)
-    tokens, steps = ids.tolist(), 3
-    aims = torch.randn(len(tokens), VOCAB, generator=torch.Generator().manual_seed(1), dtype=torch.float64) * 3
-    got = training_time_test(net, features[None], ids[None], aims[None], steps=steps, decay=0.5)
-    total = 0.0
-    for step in range(steps):
-        losses, agreed = [], 0
-        for t in range(len(tokens) - 1 - step):
+    lesson = lesson_of(features, ids, random_logits(9, 1), torch.arange(9) >= start)
+    got = training_time_test(net, lesson, steps=3, decay=0.5)
+    losses, agreements, overlaps = expected_losses(net, lesson, 3)
+    assert got.loss_by_position == pytest.approx(losses, rel=1e-4)
+    assert got.agreement_by_position == pytest.approx(agreements)
+    assert got.overlap_by_position == pytest.approx(overlaps, rel=1e-4)
+    assert float(got.total.detach()) == pytest.approx(sum(0.5**i * loss for i, loss in enumerate(losses)), rel=1e-4)
+
+
+def test_the_gradient_is_that_of_the_loss() -> None:
+    """By differences, for a number of every matrix and norm. Norms and rotations are float32."""
+    net = head()
+    lesson = lesson_of(*inputs(net), random_logits(9, 1))
+    training_time_test(net, lesson, steps=3).total.backward()
+    for name, parameter in net.named_parameters():
+        at = int(parameter.grad.abs().argmax()) if parameter.grad is not None else 0
+        flat = parameter.data.view(-1)
+        sides = []
+        for shift in (1e-3, -1e-3):
+            flat[at] += shift
             with torch.no_grad():
-                said = drafted_logits(net, features, tokens[: t + 2], tokens[t + 2 : t + 2 + step])[step].double()
-            aim = aims[t + 1 + step]
-            if int(aim.argmax()) not in IDS:
-                continue
-            p = aim[IDS].softmax(0)
-            losses.append(float(-(p * said.log_softmax(0)).sum()))
-            agreed += int(said.argmax() == p.argmax())
-        assert losses
-        assert got.loss_by_step[step] == pytest.approx(sum(losses) / len(losses), rel=1e-4)
-        assert got.agreement_by_step[step] == pytest.approx(agreed / len(losses))
-        total += 0.5**step * got.loss_by_step[step]
-    assert float(got.total.detach()) == pytest.approx(total, rel=1e-5)
+                sides.append(float(training_time_test(net, lesson, steps=3).total))
+            flat[at] -= shift
+        assert parameter.grad is not None, name
+        assert float(parameter.grad.view(-1)[at]) == pytest.approx((sides[0] - sides[1]) / 2e-3, rel=1e-2), name
+
+
+def test_a_shared_head_learns_as_its_own_would_and_stays_as_it_is() -> None:
+    own = head()
+    shared = head(own_head=False)
+    shared.load_state_dict({name: t for name, t in own.state_dict().items() if name != "lm_head.weight"})
+    assert own.lm_head is not None
+    rows = own.lm_head.weight.detach().clone()
+    lesson = lesson_of(*inputs(own), random_logits(9, 1))
+    with pytest.raises(AssertionError, match="needs the target's rows"):
+        training_time_test(shared, lesson)
+    losses = [training_time_test(net, lesson, head_Sd=rows, steps=2) for net in (own, shared)]
+    for loss in losses:
+        loss.total.backward()
+    assert losses[0].loss_by_position == losses[1].loss_by_position
+    for name, parameter in shared.named_parameters():
+        assert torch.equal(parameter.grad, dict(own.named_parameters())[name].grad), name  # type: ignore[arg-type]
 
 
 def test_uncounted_positions_and_tokens_outside_the_vocabulary_do_not_train() -> None:
     net = head()
     features, ids = inputs(net)
-    aims = torch.zeros(1, len(ids), VOCAB, dtype=torch.float64)
-    aims[..., 0] = 9.0  # outside the draft vocabulary
-    nothing = training_time_test(net, features[None], ids[None], aims, steps=2)
-    assert nothing.loss_by_step == [0.0, 0.0]
-    aims[:, 4, IDS[2]] = 20.0
-    counted = torch.zeros(1, len(ids), dtype=torch.bool)
-    assert training_time_test(net, features[None], ids[None], aims, steps=2, counted_BT=counted).total == 0
-    counted[0, 4] = True
-    one = training_time_test(net, features[None], ids[None], aims, steps=2, counted_BT=counted)
-    assert all(loss > 0 for loss in one.loss_by_step)
+    logits = torch.zeros(len(ids), VOCAB, dtype=torch.float64)
+    logits[:, 0] = 9.0  # outside the draft vocabulary
+    outside = training_time_test(net, lesson_of(features, ids, logits), steps=2)
+    assert outside.loss_by_position == outside.agreement_by_position == [0.0, 0.0]
+    logits[4, IDS[2]] = 20.0
+    counted = torch.zeros(len(ids), dtype=torch.bool)
+    nothing = training_time_test(net, lesson_of(features, ids, logits, counted), steps=2)
+    assert float(nothing.total.detach()) == 0
+    nothing.total.backward()
+    counted[4] = True
+    one = training_time_test(net, lesson_of(features, ids, logits, counted), steps=2)
+    assert all(loss > 0 for loss in one.loss_by_position)
     one.total.backward()
     assert all(p.grad is not None for name, p in net.named_parameters() if name != "embed_tokens.weight")
 
 
 def test_a_batch_is_its_rows() -> None:
+    """One of them padded, and one with nothing to learn."""
     net = head()
-    parts = [inputs(net), tuple(x.flip(0) for x in inputs(net))]
-    aims = torch.randn(2, 9, VOCAB, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
-    aims[..., IDS] += 8
-    both = training_time_test(
-        net, torch.stack([f for f, _ in parts]), torch.stack([t for _, t in parts]), aims, steps=3
-    )
-    alone = [training_time_test(net, f[None], t[None], aims[i : i + 1], steps=3) for i, (f, t) in enumerate(parts)]
+    features, ids = inputs(net)
+    counted = torch.arange(9) < 7
+    parts = [
+        lesson_of(features, ids, random_logits(9, 2), counted),
+        lesson_of(features.flip(0), ids, random_logits(9, 3), ~counted & False),
+        lesson_of(features.flip(0), ids.flip(0), random_logits(9, 4), counted),
+    ]
+    fields = [f.name for f in dataclasses.fields(Lesson)]
+    both = training_time_test(net, Lesson(*(torch.cat([getattr(p, f) for p in parts]) for f in fields)), steps=3)
+    parts[0].tokens_BT[0, 7:] = 0  # padding that nothing may depend on
+    parts[0].features_BTF[0, 7:] = 1e3
+    usable = [[Aims(p.likeliest_BTC[0], p.logp_BTC[0], net.vocab).usable_X[1 + i : 7].sum() for i in range(3)]
+              for p in parts[::2]]  # fmt: skip
+    alone = [training_time_test(net, part, steps=3) for part in parts[::2]]
     for step in range(3):
-        mean = (alone[0].loss_by_step[step] + alone[1].loss_by_step[step]) / 2
-        assert both.loss_by_step[step] == pytest.approx(mean, rel=1e-5)
+        a, b = (int(counts[step]) for counts in usable)
+        mean = (a * alone[0].loss_by_position[step] + b * alone[1].loss_by_position[step]) / (a + b)
+        assert both.loss_by_position[step] == pytest.approx(mean, rel=1e-5)
 
 
 def test_bfloat16_is_close() -> None:

@@ -136,11 +136,7 @@ class Eagle3Drafter(ChainDrafter[Eagle3State]):
         self.host = require_host(self.name, target)
         require_fit(what, net.config.trained_for(by_name=not other_target), target, self.host, identity)
         self.layer_ids = _layer_ids(what, net.config, target.name, self.host.n_layers)
-        if not net.config.own_embedding and net.config.layer.hidden_size != self.host.hidden_size:
-            raise PairingError(
-                f"{what} is {net.config.layer.hidden_size} wide, has no embedding of its own and cannot share that of "
-                f"{target.name}, which is {self.host.hidden_size} wide: take a head with embed_tokens.weight"
-            )
+        _require_width(what, net.config, target.name, self.host.hidden_size)
         device = self.host.embed([0]).device
         packs = device.type == "cpu" and kernels.available()
         automatic = torch.bfloat16 if packs else torch.float32 if device.type == "cpu" else net.dtype
@@ -148,6 +144,8 @@ class Eagle3Drafter(ChainDrafter[Eagle3State]):
         self.net = net.to(device, self.dtype).eval()
         if packs:
             pack_(self.net, dtype if dtype != "auto" else "bfloat16")
+        own_head = self.net.lm_head
+        self._logits = own_head if own_head is not None else self.host.head_rows(net.vocab.ids_S.tolist())
         self.vocab_size = target.vocab_size
         self.wants = tuple(layer - 1 for layer in self.layer_ids if layer > 0)
         self.passes = 0
@@ -201,7 +199,8 @@ class Eagle3Drafter(ChainDrafter[Eagle3State]):
             mixed.append(state.cache.mix(q_nHD[n], state.window))
             if not run.tokens:
                 state.settle()
-        logits_nS, carried_nd = self.net.read(self.net.midlayer.finish(residual_nd, torch.stack(mixed)))
+        normed_nd, carried_nd = self.net.read(self.net.midlayer.finish(residual_nd, torch.stack(mixed)))
+        logits_nS = self._logits(normed_nd if self.net.lm_head is not None else normed_nd.float()).float()
         for n, run in enumerate(runs):
             run.state.carried_d = carried_nd[n]
         return self.net.vocab.widen(logits_nS, self.vocab_size).cpu()
@@ -232,6 +231,16 @@ class Eagle3Drafter(ChainDrafter[Eagle3State]):
         self.passes += 1
         for state in states:
             state.count_pass()
+
+
+def _require_width(what: str, config: Eagle3Config, name: str, width: int) -> None:
+    """Raises PairingError for a head that shares what it is too wide or too narrow for."""
+    lacks = [part for part, own in (("embed_tokens", config.own_embedding), ("lm_head", config.own_head)) if not own]
+    if lacks and config.layer.hidden_size != width:
+        raise PairingError(
+            f"{what} is {config.layer.hidden_size} wide, has no {' and no '.join(lacks)} of its own and cannot share "
+            f"that of {name}, which is {width} wide: take a head with {' and '.join(f'{p}.weight' for p in lacks)}"
+        )
 
 
 def _layer_ids(what: str, config: Eagle3Config, name: str, n_layers: int) -> tuple[int, ...]:

@@ -27,6 +27,8 @@ LAYOUTS = ("safeailab", "specforge", "speculators")
 OURS, THEIRS = "midlayer.", "layers.0."
 IGNORED = ("verifier_norm.weight", "verifier_lm_head.weight", f"{OURS}self_attn.rotary_emb.inv_freq")
 """Copies of the target's own tensors, and tables that follow from the configuration."""
+OPTIONAL = {"embedding": "embed_tokens", "head": "lm_head"}
+"""What a file may leave out: a head without them shares the target's, of lm_head the rows of the ids of d2t."""
 SWITCHES = ("fc_norm", "norm_before_fc", "norm_output", "norm_before_residual")
 WHAT = "an EAGLE-3 head"
 
@@ -37,7 +39,8 @@ def read_eagle3(path: str | Path) -> Eagle3Net:
     Raises ModelNotFoundError or ModelFileError that names the file and what is wrong with it.
     """
     files = _canonical(read_head(path))
-    config = read_eagle3_config(files.config, own_embedding="embed_tokens.weight" in files.tensors)
+    own = {f"own_{part}": f"{name}.weight" in files.tensors for part, name in OPTIONAL.items()}
+    config = read_eagle3_config(files.config, **own)
     with torch.device("meta"):
         shapes = {name: tuple(t.shape) for name, t in Eagle3Net(config, _placeholder(config)).state_dict().items()}
     reduced = config.draft_vocab_size < config.vocab_size
@@ -70,7 +73,7 @@ def write_eagle3(net: Eagle3Net, folder: str | Path, layout: str) -> None:
     write_head(folder, config | {"torch_dtype": dtype}, tensors, file=PICKLE if layout == "safeailab" else SAFETENSORS)
 
 
-def read_eagle3_config(config: JsonObject, *, own_embedding: bool) -> Eagle3Config:
+def read_eagle3_config(config: JsonObject, *, own_embedding: bool, own_head: bool) -> Eagle3Config:
     """From a flat configuration or one of `speculators`. Raises ModelFileError for what is no EAGLE-3 head."""
     inner, verifier = config, config.child("verifier")
     if (kind := config.values.get("speculators_model_type")) is not None:
@@ -100,6 +103,7 @@ def read_eagle3_config(config: JsonObject, *, own_embedding: bool) -> Eagle3Conf
         target_hidden_size=config.whole("target_hidden_size", layer.hidden_size),
         layer_ids=_layer_ids(config, eagle),
         own_embedding=own_embedding,
+        own_head=own_head,
         **switches,
         target_name=said if isinstance(said, str) else None,
         vocabulary_sha256=vocabulary if isinstance(vocabulary, str) else None,

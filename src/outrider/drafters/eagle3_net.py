@@ -8,8 +8,8 @@ Module names are those of the public checkpoints. The switches of EAGLE-3.1 and 
     y = z + mlp(post_attention_layernorm(z))
     logits = lm_head(norm(y)), and y goes on in the place of g        norm_output: norm(y) goes on
 
-Shapes: B sequences, T positions, R = T - 1 rows, M rows, d head width, F target features, E = 2 d, S draft vocabulary,
-V target vocabulary, H query heads, G key-value heads, D head width of the attention.
+Shapes: B sequences, T positions, X = B T, M rows, A rows that draft, d head width, F target features, E = 2 d, S draft
+vocabulary, V target vocabulary, H query heads, G key-value heads, D head width of the attention.
 """
 
 from __future__ import annotations
@@ -22,6 +22,9 @@ from torch.nn import functional as F
 
 from outrider.drafters.head_fit import TrainedFor
 from outrider.drafters.head_layer import Attention, LayerShape, Mlp, RmsNorm
+from outrider.drafters.head_loss import hear
+from outrider.drafters.head_training import Aims, Lesson, Losses
+from outrider.drafters.own_steps import needed_rows, see_own_steps
 from outrider.drafters.reduced_vocab import ReducedVocab
 
 N_FEATURES = 3
@@ -29,7 +32,8 @@ N_FEATURES = 3
 
 @dataclass(frozen=True, slots=True)
 class Eagle3Config:
-    """What a head is. `layer_ids` are target layers whose *inputs* it reads; None: 2, L // 2 and L - 3 of L layers."""
+    """What a head is. `layer_ids` are target layers whose *inputs* it reads; None: 2, L // 2 and L - 3 of L layers.
+    Without an embedding or lm_head of its own it shares the target's."""
 
     layer: LayerShape
     vocab_size: int
@@ -37,6 +41,7 @@ class Eagle3Config:
     target_hidden_size: int
     layer_ids: tuple[int, ...] | None = None
     own_embedding: bool = False
+    own_head: bool = True
     fc_norm: bool = False
     norm_before_fc: bool = False
     norm_output: bool = False
@@ -92,7 +97,7 @@ class Eagle3Net(nn.Module):
             self.input_norm = RmsNorm(features, eps)
         self.midlayer = Midlayer(shape)
         self.norm = RmsNorm(width, eps)
-        self.lm_head = nn.Linear(width, config.draft_vocab_size, bias=False)
+        self.lm_head = nn.Linear(width, config.draft_vocab_size, bias=False) if config.own_head else None
         self.embed_tokens = nn.Embedding(config.vocab_size, width) if config.own_embedding else None
 
     @property
@@ -118,84 +123,56 @@ class Eagle3Net(nn.Module):
         return torch.cat([e_Md, u_Md], dim=-1), u_Md if self.config.norm_before_residual else g_Md
 
     def read(self, y_Md: Tensor) -> tuple[Tensor, Tensor]:
-        """(float32 logits [M, S], what goes on in the place of g [M, d])."""
+        """(what lm_head reads [M, d], what goes on in the place of g [M, d])."""
         normed_Md: Tensor = self.norm(y_Md)
-        return self.lm_head(normed_Md).float(), normed_Md if self.config.norm_output else y_Md
-
-
-@dataclass(frozen=True, slots=True)
-class StepLosses:
-    """`total` is what is minimised; by step, the loss and the share of rows whose likeliest token is the target's."""
-
-    total: Tensor
-    loss_by_step: list[float]
-    agreement_by_step: list[float]
+        return normed_Md, normed_Md if self.config.norm_output else y_Md
 
 
 def training_time_test(
     net: Eagle3Net,
-    features_BTF: Tensor,
-    tokens_BT: Tensor,
-    target_logits_BTV: Tensor,
+    lesson: Lesson,
     *,
     embedding_Vd: Tensor | None = None,
-    counted_BT: Tensor | None = None,
+    head_Sd: Tensor | None = None,
     steps: int = 7,
     decay: float = 0.8,
-) -> StepLosses:
+) -> Losses:
     """The head drafts `steps` tokens behind every position, as it will when it is used (2503.01840, section 3.2).
 
     Row t of step i reads token t + 1 + i and its own output of step i - 1 (the target's features at step 0), and learns
     the target's distribution behind position t + 1 + i, restricted to the draft vocabulary: cross-entropy, weight
-    decay^i. It sees the rows before t as step 0 made them, and its own of every step. Left out are positions that
-    `counted_BT` (bool; None: all) excludes, and those whose likeliest token is outside the draft vocabulary.
-    A step's loss is the mean over what is left. `embedding_Vd` is the target's, for heads without their own.
+    decay^i. It sees the rows before t as step 0 made them, and its own of every step. Left out are positions that the
+    lesson does not count, and those whose likeliest token is outside the draft vocabulary: a step's loss is the mean
+    over the others. `embedding_Vd` and `head_Sd` are the target's, frozen, for heads without their own.
     """
-    rows = tokens_BT.shape[1] - 1
     table_Vd = net.embed_tokens.weight if net.embed_tokens is not None else embedding_Vd
+    weight_Sd = net.lm_head.weight if net.lm_head is not None else head_Sd
     assert table_Vd is not None, "a head without an embedding needs the target's"
-    ids_S = net.vocab.ids_S.to(tokens_BT.device)
-    likeliest_BT = target_logits_BTV.argmax(-1)
-    usable_BT = net.vocab.flags().to(tokens_BT.device)[likeliest_BT]
-    usable_BT = usable_BT if counted_BT is None else usable_BT & counted_BT
-    aims_BTS = target_logits_BTV[..., ids_S].float().softmax(-1)
+    assert weight_Sd is not None, "a head without lm_head needs the target's rows"
+    aims = Aims(lesson.likeliest_BTC.flatten(0, 1), lesson.logp_BTC.flatten(0, 1), net.vocab)
+    rows = needed_rows(lesson.counted_BT, steps)
+    if not rows.spans:
+        return Losses(net.norm.weight.sum() * 0.0, [0.0] * steps, [0.0] * steps, [0.0] * steps)
+    tokens_X, counted_X = lesson.tokens_BT.flatten(), lesson.counted_BT.flatten()
     attention = net.midlayer.self_attn
-    g_BRd = net.fuse(features_BTF[:, :rows])
-    keys: list[Tensor] = []
-    values: list[Tensor] = []
-    total, losses, agreements = torch.zeros((), device=tokens_BT.device), [], []
-    for step in range(min(steps, rows)):
-        left = rows - step  # rows whose token and aim exist
-        embedded_BRd = F.embedding(F.pad(tokens_BT[:, 1 + step :], (0, step)), table_Vd)
-        x_BRE, residual_BRd = net.inputs(embedded_BRd, g_BRd)
-        positions_R = torch.arange(step, step + rows)
-        k_BRGD, v_BRGD = attention.keys_values(x_BRE, positions_R)
-        keys.append(k_BRGD)
-        values.append(v_BRGD)
-        mixed_BRHD = _see_own_steps(attention.queries(x_BRE, positions_R), keys, values)
-        logits_BRS, g_BRd = net.read(net.midlayer.finish(residual_BRd, mixed_BRHD))
-        aim_BRS, count_BR = aims_BTS[:, 1 + step :], usable_BT[:, 1 + step :]
-        said_BRS = logits_BRS[:, :left]
-        loss_BR = -(aim_BRS * said_BRS.log_softmax(-1)).sum(-1)
-        n_counted = count_BR.sum().clamp(min=1)
-        loss = (loss_BR * count_BR).sum() / n_counted
-        total = total + decay**step * loss
-        agree_BR = (said_BRS.argmax(-1) == aim_BRS.argmax(-1)) & count_BR
-        losses.append(float(loss.detach()))
-        agreements.append(float(agree_BR.sum() / n_counted))
-    return StepLosses(total, losses, agreements)
-
-
-def _see_own_steps(q_BRHD: Tensor, keys: list[Tensor], values: list[Tensor]) -> Tensor:
-    """[B, R, H, D]: causal attention over the rows of step 0, and each row's own of the later steps."""
-    group, rows = q_BRHD.shape[2] // keys[0].shape[2], q_BRHD.shape[1]
-    wide_keys = [k_BRGD.repeat_interleave(group, dim=2) for k_BRGD in keys]
-    wide_values = [v_BRGD.repeat_interleave(group, dim=2) for v_BRGD in values]
-    hidden_RR = torch.ones(rows, rows, dtype=torch.bool, device=q_BRHD.device).triu(1)
-    scores_BHRR = torch.einsum("brhd,bshd->bhrs", q_BRHD, wide_keys[0]).masked_fill(hidden_RR, -torch.inf)
-    own = [(q_BRHD * k_BRHD).sum(-1).transpose(1, 2)[..., None] for k_BRHD in wide_keys[1:]]
-    weights = (torch.cat([scores_BHRR, *own], dim=-1).float() * q_BRHD.shape[-1] ** -0.5).softmax(-1).to(q_BRHD.dtype)
-    mixed_BRHD = torch.einsum("bhrs,bshd->brhd", weights[..., :rows], wide_values[0])
-    for step, v_BRHD in enumerate(wide_values[1:]):
-        mixed_BRHD = mixed_BRHD + weights[..., rows + step].transpose(1, 2)[..., None] * v_BRHD
-    return mixed_BRHD
+    g_Md = net.fuse(lesson.features_BTF.flatten(0, 1)[rows.flat_M])
+    own: list[tuple[Tensor, Tensor]] = []
+    total, heard = g_Md.new_zeros(()), []
+    for step in range(steps):
+        flat_M, positions_M = (rows.flat_M, rows.position_M) if step == 0 else (rows.flat_A, rows.position_A + step)
+        embedded_Md = F.embedding(tokens_X[(flat_M + 1 + step).clamp(max=len(tokens_X) - 1)], table_Vd)
+        x_ME, residual_Md = net.inputs(embedded_Md, g_Md)
+        k_MGD, v_MGD = attention.keys_values(x_ME, positions_M)
+        if step == 0:
+            first = k_MGD, v_MGD
+            x_ME, residual_Md = x_ME[rows.active_A], residual_Md[rows.active_A]
+        else:
+            own.append((k_MGD, v_MGD))
+        mixed_AHD = see_own_steps(attention.queries(x_ME, rows.position_A + step), *first, own, rows)
+        normed_Ad, g_Md = net.read(net.midlayer.finish(residual_Md, mixed_AHD))
+        count_A = rows.inside_A(step) & counted_X[(rows.flat_A + 1 + step).clamp(max=len(counted_X) - 1)]
+        heard.append(hear(normed_Ad[count_A], weight_Sd, aims, rows.flat_A[count_A] + 1 + step))
+        total = total + decay**step * heard[-1].loss
+    return Losses(
+        total, [float(h.loss.detach()) for h in heard], [h.agreement for h in heard], [h.overlap for h in heard]
+    )
