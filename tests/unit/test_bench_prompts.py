@@ -100,3 +100,10 @@ def test_a_gzipped_file_reads_the_same_and_a_cut_one_is_refused(prompt_file, tmp
     packed.write_bytes(packed.read_bytes()[:-20])
     with pytest.raises(UserError, match=r"prompts\.jsonl\.gz cannot be read"):
         read_prompts(packed)
+
+
+def test_only_newlines_end_a_line(tmp_path):
+    """JSON text may hold other characters that Python takes for line ends."""
+    path = tmp_path / "odd.jsonl"
+    path.write_bytes('{"prompt": "a\u2028b\x85c"}\r\n{"prompt": "d"}\n'.encode())
+    assert [p.turns[0] for p in read_prompts(path)] == ["a\u2028b\x85c", "d"]

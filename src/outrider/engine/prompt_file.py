@@ -52,7 +52,7 @@ def of_categories(prompts: list[Conversation], categories: Collection[str], wher
 def _parse(path: Path, turns: int) -> Iterator[Conversation]:
     try:
         data = path.read_bytes()
-        lines = (gzip.decompress(data) if data[:2] == GZIP else data).decode("utf-8").splitlines()
+        lines = (gzip.decompress(data) if data[:2] == GZIP else data).decode("utf-8").split("\n")
     except FileNotFoundError:
         raise UserError(f"prompt file {path} does not exist: give a .jsonl file, one a line {LINE_FORM}") from None
     except (OSError, UnicodeDecodeError, EOFError, zlib.error) as error:

@@ -1,0 +1,234 @@
+"""The target answers prompts through the engine, batched, and what its layers say on the way is kept.
+
+The hidden states come by the same way as at serving: a drafter that drafts nothing is told of them when tokens become
+final. What a conversation gives depends on the settings and its number alone, so a harvest can stop and go on.
+
+Shapes: T positions, F features, A answer tokens, C likeliest tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Seq
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from outrider.core.draft import Draft, DraftLaw, SeqDraft
+from outrider.core.protocols import Committed
+from outrider.core.rng import Rng, fold_seed
+from outrider.core.types import SamplingParams, Sequence, TargetIdentity
+from outrider.drafters.head_fit import require_host
+from outrider.engine.llm import LLM, Message
+from outrider.engine.prompt_file import Conversation
+from outrider.engine.request import Request, Result, Speculation
+from outrider.models.load import LoadedModel
+from outrider.train.shards import Harvested, read_shards, write_manifest, write_shard
+
+SHARD_SEQUENCES = 64
+HEAD_ROWS = 256
+"""Positions whose logits over the whole vocabulary are made at a time."""
+FOLLOW_UPS = (
+    "Summarize that in two sentences.",
+    "Translate that into German.",
+    "List the main points of your answer.",
+    "Write that again in simpler words.",
+    "Repeat your answer word for word.",
+    "Quote the most important part of your answer, and say why it matters.",
+)
+"""What the user may say next: training prompts rarely ask for text that stands in their context, and users do."""
+
+OnAnswer = Callable[[int], None]
+"""Told of every conversation that ended: the tokens of its answers."""
+
+
+@dataclass(frozen=True, slots=True)
+class HarvestSettings:
+    """How the answers come about.
+
+    conversations   how many; they take the prompts in a shuffled order, again and again
+    max_tokens      of an answer
+    longest_prompt  prompts of more tokens are left out
+    temperatures    taken in turn
+    follow_ups      share of the conversations that have a second turn
+    likeliest       tokens kept of each distribution
+    """
+
+    conversations: int
+    layers: tuple[int, ...]
+    max_tokens: int = 256
+    longest_prompt: int = 768
+    temperatures: tuple[float, ...] = (0.0, 0.0, 1.0)
+    follow_ups: float = 0.25
+    likeliest: int = 64
+    seed: int = 0
+
+    def bytes_per_token(self, hidden_size: int) -> int:
+        """On disk, of an answer's token."""
+        return 4 + 2 * hidden_size * len(self.layers) + 6 * self.likeliest
+
+
+class Recorder:
+    """Drafts nothing and keeps what it is told: the hidden states of the layers `wants`."""
+
+    name = "recorder"
+    laws = frozenset({DraftLaw.POINT})
+    trees = False
+
+    def __init__(self, wants: tuple[int, ...]) -> None:
+        self.wants = wants
+        self.finished: dict[tuple[int, ...], Tensor] = {}
+        self._features: dict[int, list[Tensor]] = {}
+
+    def open(self, seq: Sequence) -> None:
+        self._features[seq.id] = []
+
+    def propose(self, seqs: Seq[Sequence], budgets: Seq[int], rng: Rng) -> Draft:
+        return Draft([SeqDraft.empty(self.name) for _ in seqs])
+
+    def commit(self, seq: Sequence, committed: Committed) -> None:
+        if committed.features_TF is not None:
+            self._features[seq.id].append(committed.features_TF.bfloat16())
+
+    def close(self, seq: Sequence) -> None:
+        """A sequence that came to an end is kept under its tokens, which say all that its features depend on."""
+        features = self._features.pop(seq.id)
+        if seq.finished:
+            self.finished[tuple(seq.tokens)] = torch.cat(features)
+
+
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    """A question that is being answered, and what the conversation has given so far."""
+
+    conversation: int
+    messages: list[Message]
+    prompt_ids: list[int]
+    harvested: list[Harvested]
+
+    @property
+    def prompt_len(self) -> int:
+        return len(self.prompt_ids)
+
+
+class Harvester:
+    """Fills `folder` with answers of a target, which must be natively loaded and have a chat template."""
+
+    def __init__(
+        self,
+        opened: LoadedModel,
+        identity: TargetIdentity,
+        prompts: Seq[Conversation],
+        settings: HarvestSettings,
+        folder: Path,
+    ) -> None:
+        self._host = require_host("train", opened.model)
+        assert settings.layers[-1] == self._host.n_layers - 1, "the last layer says what the target's p is"
+        self._opened, self._settings, self._folder = opened, settings, folder
+        self._prompts = list(prompts)
+        random.Random(settings.seed).shuffle(self._prompts)
+        digest = hashlib.sha256("\n".join(repr(p.turns) for p in prompts).encode()).hexdigest()
+        made_by = {"target": identity.names[0], "vocabulary_sha256": identity.vocabulary_sha256}
+        chosen = {name: value for name, value in asdict(settings).items() if name != "conversations"}  # may grow
+        write_manifest(folder, {**made_by, "prompts_sha256": digest, "n_prompts": len(prompts), **chosen})
+        shards = read_shards(folder)
+        self._next_shard = len(shards)
+        done = {conversation for shard in shards for conversation in shard.conversations}
+        self.left = [c for c in range(settings.conversations) if c not in done]
+
+    def run(self, batch: int, on_answer: OnAnswer) -> None:
+        """Answers what is left, `batch` conversations at a time; a shard is written as soon as there is one."""
+        recorder = Recorder(self._settings.layers)
+        opened = self._opened
+        llm = LLM.from_parts(
+            opened.model,
+            {recorder.name: recorder},
+            tokenizer=opened.tokenizer,
+            template=opened.template,
+            max_batch=batch,
+        )
+        head = self._host.head_rows(range(opened.model.vocab_size))
+        waiting = self._first_turns(llm)
+        running: dict[int, _Turn] = {}
+        kept: list[Harvested] = []
+        while True:
+            while len(running) < batch and (first := next(waiting, None)) is not None:
+                running[llm.engine.add(self._request(first))] = first
+            if not running:
+                break
+            _, results = llm.engine.step()
+            for request_id, result in results.items():
+                turn = running.pop(request_id)
+                turn.harvested.append(self._harvested(turn, result, recorder, head))
+                if (following := self._follow_up(llm, turn, result)) is not None:
+                    running[llm.engine.add(self._request(following))] = following
+                    continue
+                kept += turn.harvested
+                on_answer(sum(len(h.tokens) - h.prompt_len for h in turn.harvested))
+            if len(kept) >= SHARD_SEQUENCES:
+                self._write(kept)
+                kept = []
+        if kept:
+            self._write(kept)
+
+    def _write(self, kept: list[Harvested]) -> None:
+        write_shard(self._folder, self._next_shard, kept)
+        self._next_shard += 1
+
+    def _first_turns(self, llm: LLM) -> Iterator[_Turn]:
+        for conversation in self.left:
+            text = self._prompts[conversation % len(self._prompts)].turns[0]
+            turn = _turn(llm, conversation, [{"role": "user", "content": text}], [])
+            if len(turn.prompt_ids) <= self._settings.longest_prompt:
+                yield turn
+
+    def _follow_up(self, llm: LLM, turn: _Turn, result: Result) -> _Turn | None:
+        """The conversation's second turn, for some of those that ended by themselves."""
+        chance = random.Random(f"{self._settings.seed} {turn.conversation}")
+        ended = result.completions[0].finish_reason == "stop"
+        if turn.harvested[1:] or not ended or chance.random() >= self._settings.follow_ups:
+            return None
+        said = {"role": "assistant", "content": result.text}
+        asked = {"role": "user", "content": chance.choice(FOLLOW_UPS)}
+        following = _turn(llm, turn.conversation, [*turn.messages, said, asked], turn.harvested)
+        return following if len(following.prompt_ids) <= self._settings.longest_prompt else None
+
+    def _request(self, turn: _Turn) -> Request:
+        settings = self._settings
+        params = SamplingParams(
+            temperature=settings.temperatures[turn.conversation % len(settings.temperatures)],
+            max_tokens=settings.max_tokens,
+            seed=fold_seed(settings.seed, 2 * turn.conversation + len(turn.harvested)),
+        )
+        return Request(turn.prompt_ids, params, Speculation(method=Recorder.name, k=0))
+
+    def _harvested(
+        self, turn: _Turn, result: Result, recorder: Recorder, head: Callable[[Tensor], Tensor]
+    ) -> Harvested:
+        tokens = [*result.prompt_ids, *result.token_ids]
+        features_TF = recorder.finished.pop(tuple(tokens))
+        width = self._host.hidden_size
+        ids, logps = [], []
+        for chunk_Td in torch.split(features_TF[turn.prompt_len - 1 :, -width:], HEAD_ROWS):
+            logits_TV = head(self._host.last_norm(chunk_Td.float().contiguous()))
+            top = logits_TV.topk(self._settings.likeliest)
+            ids.append(top.indices.int())
+            logps.append((top.values - logits_TV.logsumexp(-1, keepdim=True)).half())
+        unknown_1F = features_TF.new_zeros((1, features_TF.shape[1]))
+        return Harvested(
+            turn.conversation,
+            len(turn.harvested),
+            turn.prompt_len,
+            tokens,
+            torch.cat([features_TF, unknown_1F]),
+            torch.cat(ids),
+            torch.cat(logps),
+        )
+
+
+def _turn(llm: LLM, conversation: int, messages: list[Message], harvested: list[Harvested]) -> _Turn:
+    return _Turn(conversation, messages, llm.encode_prompt(messages), harvested)

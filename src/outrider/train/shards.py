@@ -1,0 +1,145 @@
+"""What a target was seen to say and think: sequences with hidden states and likeliest tokens, in memory-mapped files.
+
+A folder holds `harvest.json`, which says how it came about, and shards. A shard is a safetensors file of some finished
+sequences, end to end:
+
+    conversation [n], turn [n], prompt_len [n], start [n + 1]   int64; sequence i is the tokens start[i] : start[i + 1]
+    tokens [T] int32, features [T, F] bfloat16                  outputs of the layers of harvest.json, side by side
+    likeliest [A, C] int32, logp [A, C] float16                 one row for each answer token, in their order
+
+The hidden state of a sequence's last token is not known (nothing was generated behind it): its features are zeros.
+
+Shapes: n sequences, T tokens, F features, A answer tokens, C likeliest tokens.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from outrider.core.json_file import JsonObject
+from outrider.errors import ConfigError, ModelFileError
+
+MANIFEST = "harvest.json"
+SHARDS = "shard-*.safetensors"
+
+
+@dataclass(frozen=True, slots=True)
+class Harvested:
+    """One finished sequence."""
+
+    conversation: int
+    turn: int
+    prompt_len: int
+    tokens: list[int]
+    features_TF: Tensor
+    likeliest_AC: Tensor
+    logp_AC: Tensor
+
+
+def write_shard(folder: Path, number: int, sequences: Seq[Harvested]) -> None:
+    """Writes a shard whole or not at all."""
+    assert sequences, "a shard of nothing"
+    lengths = [len(s.tokens) for s in sequences]
+    tensors = {
+        "conversation": torch.tensor([s.conversation for s in sequences]),
+        "turn": torch.tensor([s.turn for s in sequences]),
+        "prompt_len": torch.tensor([s.prompt_len for s in sequences]),
+        "start": torch.tensor([0, *accumulate(lengths)]),
+        "tokens": torch.tensor([token for s in sequences for token in s.tokens], dtype=torch.int32),
+        "features": torch.cat([s.features_TF for s in sequences]),
+        "likeliest": torch.cat([s.likeliest_AC for s in sequences]),
+        "logp": torch.cat([s.logp_AC for s in sequences]),
+    }
+    path = folder / SHARDS.replace("*", f"{number:05}")
+    partial = path.with_suffix(".partial")
+    save_file(tensors, partial)
+    os.replace(partial, path)
+
+
+def write_manifest(folder: Path, manifest: Mapping[str, object]) -> None:
+    """Says what the folder's shards are, or checks that they are the same.
+
+    Raises ConfigError naming the first setting in which a folder that was begun differs.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / MANIFEST
+    if not path.exists():
+        path.write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
+        return
+    begun = JsonObject.read(path).values
+    for key, value in json.loads(json.dumps(manifest)).items():
+        if begun.get(key) != value:
+            raise ConfigError(
+                f"{folder} was begun with {key} = {_short(begun.get(key))} and is asked to go on with {_short(value)}: "
+                "give the same setting, or another folder"
+            )
+
+
+class Shard:
+    """A memory-mapped shard: a sequence's rows are read when they are asked for."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            self._file = safe_open(str(path), framework="pt")
+            self.conversations, self.turns, self.prompt_lens, self.starts = (
+                self._rows(name).tolist() for name in ("conversation", "turn", "prompt_len", "start")
+            )
+        except (SafetensorError, OSError, ValueError) as error:
+            raise ModelFileError(
+                f"{path} cannot be read: {str(error).splitlines()[0][:120]}. Delete it: its conversations are then "
+                "answered again"
+            ) from None
+        answers = (
+            stop - start - n for start, stop, n in zip(self.starts, self.starts[1:], self.prompt_lens, strict=False)
+        )
+        self._answer_starts = [0, *accumulate(answers)]
+
+    def __len__(self) -> int:
+        return len(self.conversations)
+
+    def length(self, i: int) -> int:
+        """Tokens of sequence i."""
+        return self.starts[i + 1] - self.starts[i]
+
+    def sequence(self, i: int, most: int) -> Harvested:
+        """Sequence i, at most its first `most` tokens."""
+        start, stop = self.starts[i], min(self.starts[i + 1], self.starts[i] + most)
+        first = self._answer_starts[i]
+        last = first + max(stop - start - self.prompt_lens[i], 0)
+        return Harvested(
+            self.conversations[i],
+            self.turns[i],
+            self.prompt_lens[i],
+            self._rows("tokens", start, stop).tolist(),
+            self._rows("features", start, stop),
+            self._rows("likeliest", first, last),
+            self._rows("logp", first, last),
+        )
+
+    def answer(self, i: int) -> Tensor:
+        """int32: the answer's tokens of sequence i."""
+        return self._rows("tokens", self.starts[i] + self.prompt_lens[i], self.starts[i + 1])
+
+    def _rows(self, name: str, start: int | None = None, stop: int | None = None) -> Tensor:
+        rows: Tensor = self._file.get_slice(name)[start:stop]  # type: ignore[no-untyped-call]
+        return rows
+
+
+def read_shards(folder: Path) -> list[Shard]:
+    """All shards of a folder, in the order of their numbers."""
+    return [Shard(path) for path in sorted(folder.glob(SHARDS))]
+
+
+def _short(value: object) -> str:
+    return repr(value)[:60]
