@@ -354,7 +354,7 @@ def test_attention_matches_its_twin(
     for starts in (None, starts_M):
         out_MHD = kernels.attention(q_MHD, keys_TGD, values_TGD, lengths_M, starts_M=starts)
         expected_MHD = reference.attention(q_MHD, keys_TGD, values_TGD, lengths_M, starts_M=starts)
-        # exponents up to about 10, summed in another order by each level: weights off by 1e-6 of themselves, times values up to 5
+        # exponents up to about 10 are summed in an order of the level: weights are off by 1e-6, times values up to 5
         torch.testing.assert_close(out_MHD, expected_MHD, atol=6e-6, rtol=1e-5)
         for m in {0, rows // 2, rows - 1}:
             one = slice(m, m + 1)
