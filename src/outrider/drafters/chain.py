@@ -1,15 +1,16 @@
 """What the drafters that draft a chain token by token share: laws, draws, confidences, and who is still running.
 
 All sequences that draft advance together: one forward pass a draft step. The law of a draft is chosen by
-`draft_sample_method`; every row goes through `warp` with the sequence's own parameters and the tokens drafted so far.
+`draft_sample_method`; every row is processed by the sequence's own parameters and the tokens drafted so far.
 
-Shapes: n sequences in a step, V target vocabulary.
+Shapes: n sequences in a step, S columns of the drafter's own.
 """
 
 from __future__ import annotations
 
 import copy
 import logging
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
@@ -22,7 +23,8 @@ from outrider.core.protocols import Committed
 from outrider.core.rng import Key, Purpose, Rng
 from outrider.core.row import Row
 from outrider.core.types import Sequence
-from outrider.core.warp import RowContext, Rows, warp
+from outrider.core.warp import RowContext, distribution, warp
+from outrider.drafters.columns import Columns
 from outrider.drafters.options import require_number
 from outrider.errors import ConfigError
 
@@ -85,12 +87,14 @@ class Run(Generic[S]):
 class ChainDrafter(ABC, Generic[S]):
     """The round of a drafter that drafts chains; what runs, and how a sequence is caught up, is the subclass's.
 
+    The logits that it gives have the columns `columns`.
     `draft_sample_method`, `greedy_below_temperature` and `min_confidence` are as `DraftModelDrafter` explains them.
     """
 
     name = ""
     trees = False
     wants: tuple[int, ...] = ()
+    columns: Columns
 
     def __init__(self, draft_sample_method: str, greedy_below_temperature: float, min_confidence: float) -> None:
         if draft_sample_method not in SAMPLE_METHOD_LAWS:
@@ -115,7 +119,7 @@ class ChainDrafter(ABC, Generic[S]):
 
     @abstractmethod
     def _next_logits(self, runs: list[Run[S]]) -> Tensor:
-        """[n, V] logits behind the last token of every run that did not stop here: one pass over all of them."""
+        """[n, S] logits behind the last token of every run that did not stop here: one pass over all of them."""
 
     def _prepare(self, runs: list[Run[S]]) -> None:
         """Work before the first draft step."""
@@ -170,30 +174,46 @@ class ChainDrafter(ABC, Generic[S]):
 
     def _step(self, live: list[Run[S]], rng: Rng) -> None:
         """One draft token for every run."""
-        logits_nV = self._next_logits(live)
+        logits_nS = self._next_logits(live)
         live = self._still_running(live)
         if live:
-            p = warp(logits_nV, [RowContext(run.view, tuple(run.tokens)) for run in live])
+            top_n, column_n = (part.tolist() for part in logits_nS.max(1))
             for n, run in enumerate(live):
-                self._extend(run, p, n, logits_nV[n], rng.of(run.seq.id))
+                chosen = self._choose(run, logits_nS[n], top_n[n], column_n[n], rng.of(run.seq.id))
+                if chosen is None:
+                    run.seq.stats.dropped["draft logits are NaN, or every token is forbidden"] += 1
+                    run.done = True
+                else:
+                    self._take(run, *chosen)
 
-    def _extend(self, run: Run[S], p: Rows, n: int, logits_V: Tensor, rng: Rng) -> None:
-        """Draws the run's next token, or ends the run. A token may end the draft behind it, never unmake itself."""
+    def _choose(
+        self, run: Run[S], logits_S: Tensor, top: float, column: int, rng: Rng
+    ) -> tuple[int, float, float] | None:
+        """(token, probability of q's likeliest, that of the token); None where q is no distribution. `top` and `column`
+        are the largest logit, NaN where one is, and the first column that has it."""
         seq = run.seq
-        if p.bad_M[n]:
-            seq.stats.dropped["draft logits are NaN, or every token is forbidden"] += 1
-            run.done = True
-            return
-        if run.law is DraftLaw.POINT:
-            token = p[n].likeliest()
-            peak = probability = float((logits_V[token] - logits_V.logsumexp(0)).exp())
+        if not math.isfinite(top):
+            return None
+        if seq.params.plain_logits and seq.constraint is None:
+            q = None if run.law is DraftLaw.POINT else self.columns.over_tokens(distribution(logits_S, seq.params))
         else:
-            q = p[n]
-            token = self._draw(run, q, rng)
-            peak, probability = float(q.weight_S.max()), q[token]
+            p = warp(self.columns.widen(logits_S[None]), [RowContext(run.view, tuple(run.tokens))])
+            if p.bad_M[0]:
+                return None
+            q = p[0]
+        if run.law is DraftLaw.POINT:
+            column = column if q is None else self.columns.column(q.likeliest())
+            peak = float((logits_S[column] - logits_S.logsumexp(0)).exp())
+            return self.columns.token(column), peak, peak
+        assert q is not None
+        token = self._draw(run, q, rng)
+        return token, float(q.weight_S.max()), q[token]
+
+    def _take(self, run: Run[S], token: int, peak: float, probability: float) -> None:
+        """The run's next token. It may end the draft behind it, never unmake itself."""
         run.tokens.append(token)
         run.confidence.append(peak * (run.confidence[-1] if run.confidence else 1.0))
-        run.done = len(run.tokens) == run.limit or probability < self.min_confidence or token in seq.stop_ids
+        run.done = len(run.tokens) == run.limit or probability < self.min_confidence or token in run.seq.stop_ids
 
     def _draw(self, run: Run[S], q: Row, rng: Rng) -> int:
         seq, i = run.seq, len(run.tokens)

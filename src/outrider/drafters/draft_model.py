@@ -1,6 +1,6 @@
 """Drafter `draft_model`: a smaller model of the same vocabulary runs ahead. See `ChainDrafter` for its round.
 
-Shapes: n sequences in a step, V target vocabulary.
+Shapes: n sequences in a step.
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ class DraftModelDrafter(ChainDrafter[DraftState]):
         super().__init__(draft_sample_method, greedy_below_temperature, min_confidence)
         size = model.vocab_size if vocab_size is None else require_int(self.name, "vocab_size", vocab_size, 1)
         self.vocab = DraftVocab(model, size, draft_vocab)
+        self.columns = self.vocab.columns
 
     @property
     def model(self) -> LanguageModel:
@@ -73,4 +74,4 @@ class DraftModelDrafter(ChainDrafter[DraftState]):
     def _next_logits(self, runs: list[Run[DraftState]]) -> Tensor:
         rows = [run.tokens[-1:] or run.state.missing for run in runs]
         logits_n = advance(self.model, [run.state for run in runs], rows, logits=True)
-        return self.vocab.widen(logits_n) if logits_n.numel() else logits_n
+        return self.vocab.own_columns(logits_n) if logits_n.numel() else logits_n

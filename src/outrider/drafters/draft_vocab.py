@@ -4,7 +4,7 @@ Two reasons for a difference: vocabularies padded to different sizes (only the c
 draft head cut down to frequent tokens (FR-Spec, Zhao et al. 2025, 2502.14856): q is 0 outside, and the residual makes
 up for it.
 
-Shapes: n rows, V target vocabulary, C common range, S subset of the draft head.
+Shapes: n rows, S tokens that are proposed.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from outrider.core.protocols import LanguageModel
+from outrider.drafters.columns import Columns
 from outrider.errors import ConfigError
 
 
@@ -29,37 +30,26 @@ class HeadSubset(Protocol):
 
 
 class DraftVocab:
-    """The model to run, and the way from its logits to the target's columns.
+    """The model to run, and what the columns of its logits stand for.
 
     `draft_vocab` are the token ids that the draft side keeps; None keeps all. A model without the capability
-    `HeadSubset` computes all logits, and those outside are masked.
+    `HeadSubset` computes all logits, and those outside are left out.
     """
 
     def __init__(self, model: LanguageModel, vocab_size: int, draft_vocab: Seq[int] | None) -> None:
-        self.vocab_size = vocab_size
         self.known = model.vocab_size
         self.model = model
-        self._common = min(model.vocab_size, vocab_size)
-        self._ids_S: Tensor | None = None
-        self._narrow_head = False
-        if draft_vocab is not None:
-            ids = _checked_ids(draft_vocab, self._common)
-            self._ids_S = torch.tensor(ids)
-            if isinstance(model, HeadSubset):
-                self.model = model.with_head_rows(ids)
-                self._narrow_head = True
+        common = min(model.vocab_size, vocab_size)
+        ids_S = None if draft_vocab is None else torch.tensor(_checked_ids(draft_vocab, common))
+        self.columns = Columns(ids_S, vocab_size)
+        self._kept: slice | Tensor = slice(common) if ids_S is None else ids_S
+        if ids_S is not None and isinstance(model, HeadSubset):
+            self.model = model.with_head_rows(ids_S.tolist())
+            self._kept = slice(len(ids_S))
 
-    def widen(self, logits_n: Tensor) -> Tensor:
-        """The model's logits as [n, V], -inf in columns that it never proposes."""
-        if self._ids_S is None and logits_n.shape[1] == self.vocab_size:
-            return logits_n
-        wide_nV = logits_n.new_full((logits_n.shape[0], self.vocab_size), -torch.inf)
-        if self._ids_S is None:
-            wide_nV[:, : self._common] = logits_n[:, : self._common]
-        else:
-            ids_S = self._ids_S.to(logits_n.device)
-            wide_nV[:, ids_S] = logits_n if self._narrow_head else logits_n[:, ids_S]
-        return wide_nV
+    def own_columns(self, logits_n: Tensor) -> Tensor:
+        """The model's logits without the columns that it never proposes."""
+        return logits_n[:, self._kept]
 
     def unknown(self, tokens: Seq[int]) -> bool:
         """Whether some token has no embedding in the draft model."""
@@ -72,4 +62,4 @@ def _checked_ids(draft_vocab: Seq[int], common: int) -> list[int]:
     if not ids or bad is not None or len(set(ids)) != len(ids):
         what = "is empty" if not ids else f"holds {bad!r}" if bad is not None else "names an id twice"
         raise ConfigError(f"draft_vocab {what}: give distinct token ids from 0 to {common - 1}, the common range")
-    return ids
+    return sorted(ids)

@@ -25,6 +25,7 @@ from outrider.core.protocols import Committed, LanguageModel
 from outrider.core.step import PREFILL_CHUNK
 from outrider.core.types import Sequence, TargetIdentity
 from outrider.drafters.chain import GREEDY_BELOW_TEMPERATURE, ChainDrafter, Run
+from outrider.drafters.columns import Columns
 from outrider.drafters.eagle3_files import read_eagle3
 from outrider.drafters.eagle3_net import Eagle3Config, Eagle3Net
 from outrider.drafters.head_fit import require_fit, require_host
@@ -146,7 +147,8 @@ class Eagle3Drafter(ChainDrafter[Eagle3State]):
             pack_(self.net, dtype if dtype != "auto" else "bfloat16")
         own_head = self.net.lm_head
         self._logits = own_head if own_head is not None else self.host.head_rows(net.vocab.ids_S.tolist())
-        self.vocab_size = target.vocab_size
+        ids_S = net.vocab.ids_S[net.vocab.ids_S < target.vocab_size].cpu()  # the others are padding, never proposed
+        self._kept, self.columns = len(ids_S), Columns(ids_S, target.vocab_size)
         self.wants = tuple(layer - 1 for layer in self.layer_ids if layer > 0)
         self.passes = 0
 
@@ -203,7 +205,7 @@ class Eagle3Drafter(ChainDrafter[Eagle3State]):
         logits_nS = self._logits(normed_nd if self.net.lm_head is not None else normed_nd.float()).float()
         for n, run in enumerate(runs):
             run.state.carried_d = carried_nd[n]
-        return self.net.vocab.widen(logits_nS, self.vocab_size).cpu()
+        return logits_nS[:, : self._kept].cpu()
 
     def _carried(self, run: Run[Eagle3State]) -> Tensor:
         """[1, d]: what stands in the features' place of the run's next row."""
