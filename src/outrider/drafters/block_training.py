@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from outrider.drafters.block_net import BlockNet
+from outrider.drafters.head_loss import Bias, hear
 from outrider.drafters.head_training import Aims, Lesson, Losses
 
 
@@ -33,14 +34,23 @@ class Blocks:
     counts_NK: Tensor
 
 
-class Parts(NamedTuple):
-    """By draft token that counts: its place in the block, how far it agrees, and the three losses."""
+class Weights(NamedTuple):
+    """How much each loss weighs, and how fast the weight falls along a block."""
 
+    decay: float
+    ce: float
+    tv: float
+    confidence: float
+
+
+class Judged(NamedTuple):
+    """The loss of the lesson; and by draft token that counts its place in the block, its loss, agreement, overlap."""
+
+    total: Tensor
     place_M: Tensor
+    loss_M: Tensor
     agrees_M: Tensor
     overlap_M: Tensor
-    cross_entropy_M: Tensor
-    confidence_M: Tensor
 
 
 def block_loss(
@@ -69,11 +79,11 @@ def block_loss(
         nothing = [0.0] * places
         return Losses(net.norm.weight.sum() * 0, nothing, nothing, nothing)
     h_NKd = _hidden(net, lesson, blocks, embedding_Vd)
-    parts = _judge(net, lesson, blocks, h_NKd, head_Sd)
-    loss_M = ce * parts.cross_entropy_M + tv * (1 - parts.overlap_M) + confidence * parts.confidence_M
-    weight_M = torch.exp(-parts.place_M / decay)
-    total = (weight_M * loss_M).sum() / weight_M.sum()
-    return Losses(total, *(_by_place(value_M, parts, places) for value_M in (loss_M, parts.agrees_M, parts.overlap_M)))
+    judged = _judge(net, lesson, blocks, h_NKd, head_Sd, Weights(decay, ce, tv, confidence))
+    return Losses(
+        judged.total,
+        *(_by_place(v, judged.place_M, places) for v in (judged.loss_M, judged.agrees_M, judged.overlap_M)),
+    )
 
 
 def pick_blocks(counted_BT: Tensor, drafts: int, most: int, generator: torch.Generator | None) -> Blocks:
@@ -155,33 +165,40 @@ def _mix_one(q_NbHD: Tensor, k_TGD: Tensor, v_TGD: Tensor, k_NbGD: Tensor, v_NbG
     return mixed_GNRD.view(groups, count, b, -1, width).permute(1, 2, 0, 3, 4).reshape(count, b, heads, width)
 
 
-def _judge(net: BlockNet, lesson: Lesson, blocks: Blocks, h_NKd: Tensor, head_Sd: Tensor | None) -> Parts:
+def _judge(
+    net: BlockNet, lesson: Lesson, blocks: Blocks, h_NKd: Tensor, head_Sd: Tensor | None, weights: Weights
+) -> Judged:
     """What the rows say against the target's distributions."""
-    counts_NK, at_NK = blocks.counts_NK, blocks.at_NK
-    sequence_N1 = blocks.sequence_N[:, None]
+    counts_NK, sequence_N1 = blocks.counts_NK, blocks.sequence_N[:, None]
     weight_Sd = net.lm_head.weight if net.lm_head is not None else head_Sd
     assert weight_Sd is not None, "a head without output rows needs the target's"
-    h_Md = h_NKd[counts_NK]
-    logits_MS = F.linear(h_Md, weight_Sd.to(net.dtype))
-    embedded_Mr = None
+    place_M = counts_NK.nonzero()[:, 1]
+    weight_M = torch.exp(-place_M / weights.decay)
+    weight_M = weight_M / weight_M.sum()
+    flat_NK = sequence_N1 * lesson.tokens_BT.shape[1] + blocks.at_NK
+    aims = Aims(lesson.likeliest_BTC.flatten(0, 1), lesson.logp_BTC.flatten(0, 1), net.vocab)
+    h_Md, embedded_Mr, bias = h_NKd[counts_NK], None, None
     if net.markov_head is not None:
-        embedded_NKr = net.markov_head.markov_w1(lesson.tokens_BT[sequence_N1, at_NK])
+        embedded_NKr = net.markov_head.markov_w1(lesson.tokens_BT.flatten()[flat_NK])
         embedded_Mr = embedded_NKr[counts_NK]
-        biased_Mr = _markov_inputs(net, embedded_NKr, h_NKd)[counts_NK]
-        logits_MS = torch.addmm(logits_MS, biased_Mr, net.markov_head.markov_w2.weight.T)
-    logq_MS = logits_MS.float().log_softmax(-1)
-    likeliest_NKC, logp_NKC = lesson.likeliest_BTC[sequence_N1, at_NK], lesson.logp_BTC[sequence_N1, at_NK]
-    aims = Aims(likeliest_NKC[counts_NK], logp_NKC[counts_NK], net.vocab)
-    overlap_M = aims.overlap(logq_MS)
-    said_M = overlap_M.new_zeros(overlap_M.shape)
+        bias = Bias(_markov_inputs(net, embedded_NKr, h_NKd)[counts_NK], net.markov_head.markov_w2.weight)
+    said = hear(
+        h_Md,
+        weight_Sd.to(net.dtype),
+        aims,
+        flat_NK[counts_NK],
+        weight_M=weight_M,
+        ce=weights.ce,
+        tv=weights.tv,
+        bias=bias,
+    )
+    total, loss_M = said.loss, weights.ce * said.cross_entropy_M + weights.tv * (1 - said.overlap_M)
     if net.confidence_head is not None:
-        logit_M = net.confidence_head(h_Md, embedded_Mr).float()
-        goal_M = overlap_M.detach().clamp(0, 1)
-        said_M = F.binary_cross_entropy_with_logits(logit_M, goal_M, reduction="none")
-    with torch.no_grad():
-        agrees_M = aims.agrees(logq_MS).float()
-    cross_entropy_M = aims.cross_entropy(logq_MS) * aims.usable_X
-    return Parts(counts_NK.nonzero()[:, 1], agrees_M, overlap_M, cross_entropy_M, said_M)
+        logit_M, goal_M = net.confidence_head(h_Md, embedded_Mr).float(), said.overlap_M.clamp(0, 1)
+        confidence_M = F.binary_cross_entropy_with_logits(logit_M, goal_M, reduction="none")
+        total = total + weights.confidence * (weight_M * confidence_M).sum()
+        loss_M = loss_M + weights.confidence * confidence_M.detach()
+    return Judged(total, place_M, loss_M, said.agrees_M, said.overlap_M)
 
 
 def _markov_inputs(net: BlockNet, embedded_NKr: Tensor, h_NKd: Tensor) -> Tensor:
@@ -196,9 +213,9 @@ def _markov_inputs(net: BlockNet, embedded_NKr: Tensor, h_NKd: Tensor) -> Tensor
     return torch.stack(inputs, dim=1)
 
 
-def _by_place(value_M: Tensor, parts: Parts, places: int) -> list[float]:
+def _by_place(value_M: Tensor, place_M: Tensor, places: int) -> list[float]:
     """The mean by place in the block."""
-    number_K = torch.bincount(parts.place_M, minlength=places).clamp(min=1)
-    sum_K = value_M.new_zeros(places).index_add(0, parts.place_M, value_M.detach())
+    number_K = torch.bincount(place_M, minlength=places).clamp(min=1)
+    sum_K = value_M.new_zeros(places).index_add(0, place_M, value_M.detach())
     mean: list[float] = (sum_K / number_K).tolist()
     return mean

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from outrider.drafters.reduced_vocab import ReducedVocab
@@ -56,21 +55,7 @@ class Aims:
         self.usable_X = self.known_XC[..., 0]
         """Whether the likeliest token is in the draft vocabulary."""
 
-    def cross_entropy(self, logq_XS: Tensor) -> Tensor:
-        """[X]: of q under p as far as it is known, made to sum to 1."""
-        mass_X1 = self.p_XC.sum(-1, keepdim=True).clamp(min=1e-9)
-        return -(self.p_XC / mass_X1 * logq_XS.gather(-1, self.columns_XC)).sum(-1)
 
-    def overlap(self, logq_XS: Tensor) -> Tensor:
-        """[X]: the sum of min(p, q), which is 1 - TV and the probability that a draw from q is accepted."""
-        q_XC = logq_XS.gather(-1, self.columns_XC).exp()
-        return torch.minimum(self.p_XC, q_XC).sum(-1)
-
-    def agrees(self, logq_XS: Tensor) -> Tensor:
-        """bool [X]: whether both have the same likeliest token."""
-        return (logq_XS.argmax(-1) == self.columns_XC[..., 0]) & self.usable_X
-
-
-def mean_where(value_X: Tensor, counted_X: Tensor) -> Tensor:
-    """The mean over the rows that count; 0 when none does."""
-    return (value_X * counted_X).sum() / counted_X.sum().clamp(min=1)
+def mean(value_X: Tensor) -> float:
+    """The mean as a number; 0 of nothing."""
+    return float(value_X.detach().float().mean()) if value_X.numel() else 0.0

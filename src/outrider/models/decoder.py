@@ -141,6 +141,15 @@ class Decoder:
         """float32 [len(ids), d]: these rows of the head as numbers."""
         return self._reader.head_weights(ids)
 
+    def layer_weights(self, index: int) -> dict[str, Tensor]:
+        """A layer's weights as float32 numbers, by short name: what a head may begin its training from."""
+        return self._reader.layer_weights(index)
+
+    @property
+    def norm_weight(self) -> Tensor:
+        """float32 [d]: of the final norm."""
+        return self._norm_d
+
     @property
     def nbytes(self) -> int:
         """Bytes of the matrices."""

@@ -120,6 +120,11 @@ class WeightReader:
         """Of the matrix that the head is: the embedding where the file has no other."""
         return "head" if "head.weight" in self._names else "embed"
 
+    def layer_weights(self, index: int) -> dict[str, Tensor]:
+        """A layer's norms and matrices as numbers, float32, under the checkpoint's short names ("q", "attn_norm")."""
+        names = [name for name in self._names if name.startswith(f"layers.{index}.") and name.endswith(".weight")]
+        return {name.split(".")[2]: self.vector(name) for name in names}
+
     def _optional(self, name: str) -> Tensor | None:
         return self.vector(name) if name in self._names else None
 

@@ -92,9 +92,10 @@ class Shard:
     def __init__(self, path: Path) -> None:
         try:
             self._file = safe_open(str(path), framework="pt")
-            self.conversations, self.turns, self.prompt_lens, self.starts = (
-                self._rows(name).tolist() for name in ("conversation", "turn", "prompt_len", "start")
-            )
+            self.conversations = self._numbers("conversation")
+            self.turns = self._numbers("turn")
+            self.prompt_lens = self._numbers("prompt_len")
+            self.starts = self._numbers("start")
         except (SafetensorError, OSError, ValueError) as error:
             raise ModelFileError(
                 f"{path} cannot be read: {str(error).splitlines()[0][:120]}. Delete it: its conversations are then "
@@ -130,6 +131,10 @@ class Shard:
     def answer(self, i: int) -> Tensor:
         """int32: the answer's tokens of sequence i."""
         return self._rows("tokens", self.starts[i] + self.prompt_lens[i], self.starts[i + 1])
+
+    def _numbers(self, name: str) -> list[int]:
+        numbers: list[int] = self._rows(name).tolist()
+        return numbers
 
     def _rows(self, name: str, start: int | None = None, stop: int | None = None) -> Tensor:
         rows: Tensor = self._file.get_slice(name)[start:stop]  # type: ignore[no-untyped-call]

@@ -1,0 +1,180 @@
+"""The loop that trains a head, with checkpoints from which a run goes on exactly as if it had never stopped.
+
+Everything that is drawn is drawn from (seed, step), so a checkpoint holds no generator's state: weights, the
+optimiser's moments, the step and the draft vocabulary are all there is.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import pickle
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from outrider.core.rng import fold_seed
+from outrider.drafters.head_training import Losses
+from outrider.errors import ModelFileError
+from outrider.train.heads import TrainedHead
+from outrider.train.lessons import Lessons, Place
+
+CHECKPOINT = "checkpoint.pt"
+LOG = "log.jsonl"
+
+
+@dataclass(frozen=True, slots=True)
+class TrainSettings:
+    """How a head is trained.
+
+    lr, warm_up    the highest learning rate, and the share of the steps until it; it falls along a cosine to a tenth
+    clip           of the gradient's norm
+    batch_tokens   of a step, padding included
+    longest        tokens of a sequence that are used
+    """
+
+    epochs: int = 3
+    lr: float = 6e-4
+    warm_up: float = 0.04
+    weight_decay: float = 0.01
+    clip: float = 1.0
+    batch_tokens: int = 4096
+    longest: int = 640
+    checkpoint_every: int = 100
+    evaluate_every: int = 200
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Progressed:
+    """What is told of a step, and written as a line of log.jsonl. `held_out`: of the evaluation that it ended with."""
+
+    step: int
+    steps: int
+    lr: float
+    loss: float
+    agreement: list[float]
+    overlap: list[float]
+    held_out: dict[str, list[float]] | None = None
+
+
+class Trainer:
+    """Trains `head` on `lessons`; its checkpoint and log lie in `folder`, and are taken up if they are there."""
+
+    def __init__(self, head: TrainedHead, lessons: Lessons, settings: TrainSettings, folder: Path) -> None:
+        self.head, self.lessons, self.settings, self.folder = head, lessons, settings, folder
+        parameters = [p for p in head.net.parameters() if p.requires_grad]
+        matrices = [p for p in parameters if p.dim() > 1]
+        vectors = [p for p in parameters if p.dim() <= 1]
+        groups = [
+            {"params": matrices, "weight_decay": settings.weight_decay},
+            {"params": vectors, "weight_decay": 0.0},
+        ]
+        self._optimizer = torch.optim.AdamW(groups, lr=settings.lr, betas=(0.9, 0.95), fused=True)
+        self._parameters = parameters
+        self.steps = settings.epochs * len(lessons.epoch(0))
+        self.step = 0
+        folder.mkdir(parents=True, exist_ok=True)
+        if (folder / CHECKPOINT).exists():
+            self._load()
+
+    def run(self, on_step: Callable[[Progressed], None]) -> None:
+        """Trains to the end."""
+        for step, batch in self._batches():
+            losses = self._one_step(step, batch)
+            self.step = step + 1
+            last = self.step == self.steps
+            held_out = self.evaluate() if last or self.step % self.settings.evaluate_every == 0 else None
+            done = Progressed(
+                self.step,
+                self.steps,
+                self._rate(step),
+                float(losses.total.detach()),
+                losses.agreement_by_position,
+                losses.overlap_by_position,
+                held_out,
+            )
+            with (self.folder / LOG).open("a", encoding="utf-8") as log:
+                log.write(json.dumps(asdict(done)) + "\n")
+            if last or self.step % self.settings.checkpoint_every == 0:
+                self._save()
+            on_step(done)
+
+    @torch.no_grad()
+    def evaluate(self) -> dict[str, list[float]]:
+        """On the held-out sequences, teacher-forced: agreement and overlap by draft position."""
+        generator = self._generator(-1)
+        batches = self.lessons.in_batches(self.lessons.held_out)
+        found = [self.head.loss(self.lessons.lesson(batch), generator) for batch in batches if batch]
+        if not found:
+            return {}
+        return {
+            "loss": _mean([losses.loss_by_position for losses in found]),
+            "agreement": _mean([losses.agreement_by_position for losses in found]),
+            "overlap": _mean([losses.overlap_by_position for losses in found]),
+        }
+
+    def _batches(self) -> Iterator[tuple[int, list[Place]]]:
+        """The batches that are left, with their steps."""
+        per_epoch = len(self.lessons.epoch(0))
+        for epoch in range(self.step // per_epoch, self.settings.epochs):
+            for index, batch in enumerate(self.lessons.epoch(epoch)):
+                if (step := epoch * per_epoch + index) >= self.step:
+                    yield step, batch
+
+    def _one_step(self, step: int, batch: list[Place]) -> Losses:
+        for group in self._optimizer.param_groups:
+            group["lr"] = self._rate(step)
+        losses = self.head.loss(self.lessons.lesson(batch), self._generator(step))
+        self._optimizer.zero_grad()
+        losses.total.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(self._parameters, self.settings.clip)
+        self._optimizer.step()
+        return losses
+
+    def _rate(self, step: int) -> float:
+        warm = max(1, round(self.settings.warm_up * self.steps))
+        if step < warm:
+            return self.settings.lr * (step + 1) / warm
+        along = (step - warm) / max(1, self.steps - warm)
+        return self.settings.lr * (0.1 + 0.45 * (1 + math.cos(math.pi * along)))
+
+    def _generator(self, step: int) -> torch.Generator:
+        return torch.Generator().manual_seed(fold_seed(self.settings.seed, step + 2))
+
+    def _save(self) -> None:
+        """Whole or not at all."""
+        state = {
+            "net": self.head.net.state_dict(),
+            "optimizer": self._optimizer.state_dict(),
+            "step": self.step,
+            "draft_ids": self.head.vocab.ids_S,
+        }
+        partial = self.folder / f"{CHECKPOINT}.partial"
+        torch.save(state, partial)
+        os.replace(partial, self.folder / CHECKPOINT)
+
+    def _load(self) -> None:
+        state = read_checkpoint(self.folder)
+        self.head.net.load_state_dict(state["net"])
+        self._optimizer.load_state_dict(state["optimizer"])
+        self.step = state["step"]
+
+
+def read_checkpoint(folder: Path) -> dict[str, Any]:
+    """What `Trainer` has saved. Raises ModelFileError for a damaged file."""
+    path = folder / CHECKPOINT
+    try:
+        state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:120]
+        raise ModelFileError(f"{path} cannot be read ({reason}): delete it to train from the beginning") from None
+    return state
+
+
+def _mean(rows: list[list[float]]) -> list[float]:
+    return [sum(column) / len(column) for column in zip(*rows, strict=True)]
