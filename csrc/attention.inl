@@ -8,6 +8,8 @@ namespace {
 
 constexpr std::size_t kSplit = 128;
 constexpr std::size_t kTileHeads = 3;
+constexpr std::size_t kReuse = 32;     // positions that stay in the first-level cache for all rows of a tile
+constexpr std::size_t kTileRows = 8;
 constexpr std::size_t kRowBlock = 64;
 constexpr std::size_t kMergeAlone = 65536;
 
@@ -36,13 +38,14 @@ void score_tile(const float* q, const T* keys, const std::size_t* offsets, std::
   }
 }
 
-// out[h * step + d] = sum over i of weights[h * kSplit + i] values[offsets[i]][d], for N vectors of d.
+// out[h * step + d] = sum over i of weights[h * kSplit + i] values[offsets[i]][d], for N vectors of d; added to what `out`
+// holds if `more`.
 template <int Q, int N, class T>
 inline void mix_columns(const float* weights, const T* values, const std::size_t* offsets, std::size_t count, float* out,
-                        std::size_t step) {
+                        std::size_t step, bool more) {
   Vec::F sum[Q][N];
   for (int h = 0; h < Q; ++h)
-    for (int v = 0; v < N; ++v) sum[h][v] = Vec::all(0.0f);
+    for (int v = 0; v < N; ++v) sum[h][v] = more ? Vec::load(out + h * step + v * Vec::kLanes) : Vec::all(0.0f);
   for (std::size_t i = 0; i < count; ++i) {
     const T* value = values + offsets[i];
     Vec::F weight[Q];
@@ -58,27 +61,34 @@ inline void mix_columns(const float* weights, const T* values, const std::size_t
 
 template <int Q, class T>
 void mix_tile(const float* weights, const T* values, const std::size_t* offsets, std::size_t count, std::size_t width, float* out,
-              std::size_t step) {
+              std::size_t step, bool more) {
   std::size_t d = 0;
   for (; d + 4 * Vec::kLanes <= width; d += 4 * Vec::kLanes)
-    mix_columns<Q, 4>(weights, values + d, offsets, count, out + d, step);
-  for (; d < width; d += Vec::kLanes) mix_columns<Q, 1>(weights, values + d, offsets, count, out + d, step);
+    mix_columns<Q, 4>(weights, values + d, offsets, count, out + d, step, more);
+  for (; d < width; d += Vec::kLanes) mix_columns<Q, 1>(weights, values + d, offsets, count, out + d, step, more);
 }
 
-// Turns products into weights e^(scale x product - largest); gives that largest and the sum of weights.
+// Turns products into weights e^(scale x product - largest); gives that largest and the sum of weights. The lanes past
+// `count` weigh 2^-126, which is nothing beside the largest weight of 1.
 inline void soften(float* scores, std::size_t count, float scale, float* largest, float* total) {
   const std::size_t padded = (count + Vec::kLanes - 1) / Vec::kLanes * Vec::kLanes;
   for (std::size_t i = count; i < padded; ++i) scores[i] = scores[count - 1];
   const Vec::F scales = Vec::all(scale);
-  for (std::size_t i = 0; i < padded; i += Vec::kLanes) Vec::store(scores + i, scales * Vec::load(scores + i));
-  Vec::F most = Vec::load(scores);
-  for (std::size_t i = Vec::kLanes; i < padded; i += Vec::kLanes) most = Vec::max(most, Vec::load(scores + i));
+  Vec::F most = scales * Vec::load(scores);
+  for (std::size_t i = 0; i < padded; i += Vec::kLanes) {
+    const Vec::F scaled = scales * Vec::load(scores + i);
+    Vec::store(scores + i, scaled);
+    most = Vec::max(most, scaled);
+  }
   *largest = Vec::largest(most);
+  for (std::size_t i = count; i < padded; ++i) scores[i] = -__builtin_inff();
   const Vec::F shift = Vec::all(*largest);
-  for (std::size_t i = 0; i < padded; i += Vec::kLanes) Vec::store(scores + i, exponential(Vec::load(scores + i) - shift));
-  for (std::size_t i = count; i < padded; ++i) scores[i] = 0.0f;
   Vec::F sum = Vec::all(0.0f);
-  for (std::size_t i = 0; i < padded; i += Vec::kLanes) sum = sum + Vec::load(scores + i);
+  for (std::size_t i = 0; i < padded; i += Vec::kLanes) {
+    const Vec::F weights = exponential(Vec::load(scores + i) - shift);
+    Vec::store(scores + i, weights);
+    sum = sum + weights;
+  }
   *total = Vec::sum(sum);
 }
 
@@ -96,35 +106,53 @@ struct AttentionTasks {
   }
 };
 
-// Fills `offsets` with the elements where the positions of this row in this split begin; returns how many.
-std::size_t seen(const AttentionTasks& tasks, std::size_t row, std::size_t split, std::size_t* offsets) {
+// Where the positions begin that a row sees in a split, in elements.
+struct Seen {
+  std::size_t count;
+  std::size_t offsets[kSplit];
+
+  // Those from `first` on, kReuse at most.
+  std::size_t part(std::size_t first) const { return count <= first ? 0 : count - first < kReuse ? count - first : kReuse; }
+};
+
+void find_seen(const AttentionTasks& tasks, std::size_t row, std::size_t split, Seen* seen) {
   const AttentionJob& job = tasks.job;
   const std::size_t length = static_cast<std::size_t>(job.lengths[row]);
   const std::size_t start = job.starts ? static_cast<std::size_t>(job.starts[row]) : 0;
   const std::size_t all = length + (job.slots ? static_cast<std::size_t>(tasks.counts[row]) : 0);
   const std::size_t low = split * kSplit > start ? split * kSplit : start;
   const std::size_t high = (split + 1) * kSplit < all ? (split + 1) * kSplit : all;
-  std::size_t count = 0;
+  seen->count = 0;
   for (std::size_t i = low; i < high; ++i) {
     const std::size_t position =
         i < length ? i : length + static_cast<std::size_t>(tasks.slots[row * job.slots + i - length]);
-    offsets[count++] = position * job.kv_heads * job.width;
+    seen->offsets[seen->count++] = position * job.kv_heads * job.width;
   }
-  return count;
 }
 
+// Some rows, Q heads from `head` on, in one split. Keys and values of kReuse positions serve all rows before the next.
 template <int Q, class T>
-void head_tile(const AttentionTasks& tasks, std::size_t row, std::size_t head, std::size_t split, const T* keys, const T* values,
-               const std::size_t* offsets, std::size_t count) {
+void head_tile(const AttentionTasks& tasks, Rows rows, std::size_t head, std::size_t split, const T* keys, const T* values,
+               const Seen* seen) {
   const AttentionJob& job = tasks.job;
-  alignas(64) float scores[Q * kSplit];
-  const float* q = job.q + row * job.q_step + head * job.width;
-  score_tile<Q>(q, keys, offsets, count, job.width, scores);
-  for (int h = 0; h < Q; ++h) {
-    float* part = tasks.part(row, head + h, split);
-    soften(scores + h * kSplit, count, tasks.scale, part + job.width, part + job.width + 1);
-  }
-  mix_tile<Q>(scores, values, offsets, count, job.width, tasks.part(row, head, split), tasks.splits * (job.width + 2));
+  alignas(64) float scores[kTileRows][Q * kSplit];
+  for (std::size_t i = 0; i < kSplit; i += kReuse)
+    for (std::size_t r = 0; r < rows.count; ++r) {
+      const float* q = job.q + (rows.first + r) * job.q_step + head * job.width;
+      score_tile<Q>(q, keys, seen[r].offsets + i, seen[r].part(i), job.width, scores[r] + i);
+    }
+  for (std::size_t r = 0; r < rows.count; ++r)
+    for (int h = 0; h < Q; ++h) {
+      float* part = tasks.part(rows.first + r, head + h, split) + job.width;
+      part[1] = 0.0f;
+      if (seen[r].count) soften(scores[r] + h * kSplit, seen[r].count, tasks.scale, part, part + 1);
+    }
+  for (std::size_t i = 0; i < kSplit; i += kReuse)
+    for (std::size_t r = 0; r < rows.count; ++r) {
+      float* part = tasks.part(rows.first + r, head, split);
+      const std::size_t count = seen[r].part(i), step = tasks.splits * (job.width + 2);
+      if (count) mix_tile<Q>(scores[r] + i, values, seen[r].offsets + i, count, job.width, part, step, i > 0);
+    }
 }
 
 template <class T>
@@ -134,19 +162,16 @@ void split_of_head(const AttentionTasks& tasks, std::size_t kv_head, std::size_t
   const T* values = static_cast<const T*>(job.values) + kv_head * job.width;
   const std::size_t group = job.heads / job.kv_heads;
   const std::size_t tiles = (group + kTileHeads - 1) / kTileHeads;
-  std::size_t offsets[kSplit];
-  for (std::size_t row = tasks.first; row < tasks.last; ++row) {
-    const std::size_t count = seen(tasks, row, split, offsets);
-    if (count == 0) {
-      for (std::size_t h = 0; h < group; ++h) tasks.part(row, kv_head * group + h, split)[job.width + 1] = 0.0f;
-      continue;
-    }
+  Seen seen[kTileRows];
+  for (std::size_t first = tasks.first; first < tasks.last; first += kTileRows) {
+    const Rows rows{first, tasks.last - first < kTileRows ? tasks.last - first : kTileRows};
+    for (std::size_t r = 0; r < rows.count; ++r) find_seen(tasks, first + r, split, seen + r);
     for (std::size_t tile = 0; tile < tiles; ++tile) {
       const std::size_t head = kv_head * group + group * tile / tiles;
       const std::size_t heads = kv_head * group + group * (tile + 1) / tiles - head;
-      if (heads == 1) head_tile<1>(tasks, row, head, split, keys, values, offsets, count);
-      if (heads == 2) head_tile<2>(tasks, row, head, split, keys, values, offsets, count);
-      if (heads == 3) head_tile<3>(tasks, row, head, split, keys, values, offsets, count);
+      if (heads == 1) head_tile<1>(tasks, rows, head, split, keys, values, seen);
+      if (heads == 2) head_tile<2>(tasks, rows, head, split, keys, values, seen);
+      if (heads == 3) head_tile<3>(tasks, rows, head, split, keys, values, seen);
     }
   }
 }

@@ -17,6 +17,10 @@ constexpr std::size_t kGroupPanels = 8;    // panels that share a chunk of many 
 constexpr std::size_t kTaskWeights = 32768;  // at least so many to a task
 constexpr std::size_t kAhead = 2048;       // bytes of weights that are asked for before they are used
 
+struct Rows {
+  std::size_t first, count;
+};
+
 inline void load_step(const float* w, Vec::F& low, Vec::F& high) {
   low = Vec::load(w);
   high = Vec::load(w + Vec::kLanes);

@@ -250,10 +250,6 @@ void quant_tile_of(std::size_t rows, const std::uint8_t* w, const Activations& x
   }
 }
 
-struct Rows {
-  std::size_t first, count;
-};
-
 // Block `index` of a job's rows; blocks differ by one row at most.
 inline Rows block_rows(std::size_t rows, std::size_t index) {
   const std::size_t blocks = (rows + kQuantRows - 1) / kQuantRows;

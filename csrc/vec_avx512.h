@@ -34,8 +34,13 @@ struct Vec {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(n), _mm512_set1_epi32(127)), 23));
   }
   static float sum(F v) { return _mm512_reduce_add_ps(v); }
+  // out[i] = sum of the lanes of v[i].
   static void store_sums(const F (&v)[4], float* out) {
-    for (int i = 0; i < 4; ++i) out[i] = sum(v[i]);
+    const F ab = _mm512_mask_blend_ps(0xcccc, v[0], v[1]) + _mm512_shuffle_ps(v[0], v[1], 0x4e);
+    const F cd = _mm512_mask_blend_ps(0xcccc, v[2], v[3]) + _mm512_shuffle_ps(v[2], v[3], 0x4e);
+    const F four = _mm512_shuffle_ps(ab, cd, 0x88) + _mm512_shuffle_ps(ab, cd, 0xdd);
+    const __m256 two = _mm512_castps512_ps256(four) + _mm512_extractf32x8_ps(four, 1);
+    _mm_storeu_ps(out, _mm256_castps256_ps128(two) + _mm256_extractf128_ps(two, 1));
   }
   static float largest(F v) { return _mm512_reduce_max_ps(v); }
 
