@@ -8,7 +8,9 @@ from typing import Any
 
 from outrider.core.protocols import Drafter
 from outrider.drafters.cascade import CascadeDrafter
+from outrider.drafters.dflash import DFlashDrafter
 from outrider.drafters.draft_model import DraftModelDrafter
+from outrider.drafters.dspark import DSparkDrafter
 from outrider.drafters.eagle3 import Eagle3Drafter
 from outrider.drafters.fixed import FixedDrafter
 from outrider.drafters.layer_skip import LayerSkipDrafter
@@ -17,6 +19,7 @@ from outrider.drafters.none import NoneDrafter
 from outrider.drafters.prediction import PredictionDrafter
 from outrider.drafters.suffix import SuffixDrafter
 from tests.contract.world import PREDICTION, WatchedModel
+from tests.tiny_block import DFLASH, DSPARK, random_block
 from tests.tiny_head import random_head
 
 Factory = Callable[[WatchedModel], Drafter]
@@ -40,6 +43,29 @@ def eagle3(model: WatchedModel, *, method: str = "auto", min_confidence: float =
     )
     return Eagle3Drafter(target=model, head=head, draft_sample_method=method, min_confidence=min_confidence)
 
+
+def block(
+    model: WatchedModel,
+    kind: type[DFlashDrafter | DSparkDrafter],
+    *,
+    method: str = "auto",
+    dtype: str = "auto",
+    min_confidence: float = 0.0,
+    **fields: Any,
+) -> DFlashDrafter | DSparkDrafter:
+    """A random block head on a table model: 32 wide, with an embedding and a head of its own."""
+    sizes: dict[str, Any] = {"hidden_size": 32, "ffn_size": 32, "n_heads": 2, "n_kv_heads": 1, "layer_ids": (-1, 0, 1)}
+    sizes |= {"own_embedding": True, "own_head": True, "seed": 2, "target_hidden_size": model.vocab_size}
+    head = random_block(vocab=model.vocab_size, **(sizes | (DSPARK if kind is DSparkDrafter else DFLASH) | fields))
+    return kind(target=model, head=head, draft_sample_method=method, dtype=dtype, min_confidence=min_confidence)
+
+
+def some(model: WatchedModel) -> list[int]:
+    """A part of the vocabulary."""
+    return [1] if model.vocab_size == 2 else [1, 3, 4, 6]
+
+
+dflash, dspark = partial(block, kind=DFlashDrafter), partial(block, kind=DSparkDrafter)
 
 FACTORIES: dict[str, dict[str, Factory]] = {
     "none": {"": lambda model: NoneDrafter()},
@@ -72,10 +98,33 @@ FACTORIES: dict[str, dict[str, Factory]] = {
         "greedy": partial(eagle3, method="greedy"),
         "probabilistic": partial(eagle3, method="probabilistic"),
         "coupled": partial(eagle3, method="coupled"),
-        "subset": lambda model: eagle3(model, draft_ids=[1] if model.vocab_size == 2 else [1, 3, 4, 6]),
+        "subset": lambda model: eagle3(model, draft_ids=some(model)),
         "window": partial(eagle3, context_length=3),
         "switches": partial(eagle3, fc_norm=True, norm_output=True, norm_before_residual=True),
         "stops": partial(eagle3, min_confidence=0.4),
+    },
+    "dflash": {
+        "auto": dflash,
+        "greedy": partial(dflash, method="greedy"),
+        "probabilistic": partial(dflash, method="probabilistic"),
+        "coupled": partial(dflash, method="coupled"),
+        "subset": lambda model: dflash(model, draft_ids=some(model)),
+        "window": partial(dflash, context_length=3),
+        "torch": partial(dflash, head_dim=8),
+        "anchored": partial(dflash, sample_from_anchor=True),
+        "stops": partial(dflash, min_confidence=0.3),
+    },
+    "dspark": {
+        "auto": dspark,
+        "greedy": partial(dspark, method="greedy"),
+        "probabilistic": partial(dspark, method="probabilistic"),
+        "coupled": partial(dspark, method="coupled"),
+        "subset": lambda model: dspark(model, draft_ids=some(model)),
+        "window": partial(dspark, context_length=3),
+        "torch": partial(dspark, head_dim=8, dtype="float32"),
+        "recurrent": partial(dspark, markov_head_type="rnn", dtype="int4", qk_norm=True),
+        "stops": partial(dspark, min_confidence=0.5),
+        "stops unsure": partial(dspark, min_confidence=0.3, confidence=False),
     },
     "cascade": {
         "": lambda model: CascadeDrafter(drafters=[SuffixDrafter(), DraftModelDrafter(model=model)]),

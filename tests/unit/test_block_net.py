@@ -13,6 +13,7 @@ from torch import Tensor
 from outrider.drafters.block_net import BlockNet
 from outrider.drafters.block_training import block_loss
 from outrider.drafters.head_training import Lesson, Losses
+from tests.block_reference import said
 from tests.tiny_block import DFLASH, DSPARK, random_block
 from tests.tiny_head import SHAPE
 
@@ -66,85 +67,6 @@ def loss_of(net: BlockNet, lesson: Lesson, **options: Any) -> Losses:
     )
 
 
-def rms(x: Tensor, weight: Tensor) -> Tensor:
-    return x / torch.sqrt((x * x).mean() + SHAPE.norm_eps) * weight
-
-
-def turned(x: Tensor, position: int) -> Tensor:
-    """One head's vector, pair by pair."""
-    half = len(x) // 2
-    out = x.clone()
-    for r in range(half):
-        angle = position / SHAPE.rope_theta ** (2 * r / len(x))
-        out[r] = x[r] * math.cos(angle) - x[r + half] * math.sin(angle)
-        out[r + half] = x[r + half] * math.cos(angle) + x[r] * math.sin(angle)
-    return out
-
-
-def sigmoid(x: Tensor) -> Tensor:
-    return 1 / (1 + torch.exp(-x))
-
-
-def block_rows(net: BlockNet, features: Tensor, anchor: int, token: int) -> list[Tensor]:
-    """The normed rows of the block at an anchor, one number at a time, from the names of the tensors."""
-    w = {name: tensor.detach() for name, tensor in net.state_dict().items()}
-    c, shape = net.config, net.config.layer
-    table = w.get("embed_tokens.weight", next(iter(shared())))
-    context = [rms(w["fc.weight"] @ f, w["hidden_norm.weight"]) for f in features[:anchor]]
-    rows = [table[token if j == 0 else c.mask_token_id] for j in range(c.block_size)]
-    for i in range(c.n_layers):
-        layer, attn = f"layers.{i}.", f"layers.{i}.self_attn."
-
-        def heads(part: str, x: Tensor, position: int, attn: str = attn) -> list[Tensor]:
-            y = w[attn + f"{part}_proj.weight"] @ x + w.get(attn + f"{part}_proj.bias", torch.zeros(1))
-            split = list(y.split(shape.head_dim))
-            if shape.qk_norm and part != "v":
-                split = [rms(one, w[attn + f"{part}_norm.weight"]) for one in split]
-            return split if part == "v" else [turned(one, position) for one in split]
-
-        inner = [rms(x, w[layer + "input_layernorm.weight"]) for x in rows]
-        seen = [*context, *inner]
-        keys, values = ([heads(part, x, t) for t, x in enumerate(seen)] for part in ("k", "v"))
-        for j, x in enumerate(inner):
-            mixed = []
-            for h, q in enumerate(heads("q", x, anchor + j)):
-                group = h // (shape.n_heads // shape.n_kv_heads)
-                scores = torch.stack([q @ key[group] for key in keys]) / math.sqrt(shape.head_dim)
-                mixed.append(sum(s * value[group] for s, value in zip(scores.softmax(0), values, strict=True)))
-            z = rows[j] + w[attn + "o_proj.weight"] @ torch.cat(mixed)
-            z = z + w.get(attn + "o_proj.bias", torch.zeros(1))
-            n = rms(z, w[layer + "post_attention_layernorm.weight"])
-            gate, up = w[layer + "mlp.gate_proj.weight"] @ n, w[layer + "mlp.up_proj.weight"] @ n
-            rows[j] = z + w[layer + "mlp.down_proj.weight"] @ (gate * sigmoid(gate) * up)
-    return [rms(x, w["norm.weight"]) for x in rows]
-
-
-def said(net: BlockNet, features: Tensor, anchor: int, tokens: list[int]) -> list[tuple[Tensor, Tensor | None]]:
-    """By draft token behind the anchor: its logits [S], and its confidence. `tokens` are those from the anchor on."""
-    w = {name: tensor.detach() for name, tensor in net.state_dict().items()}
-    c = net.config
-    rows = block_rows(net, features, anchor, tokens[0])
-    out_rows = w.get("lm_head.weight", list(shared())[1])
-    state, result = torch.zeros(c.markov_rank, dtype=torch.float64), []
-    for h, previous in zip(rows if c.sample_from_anchor else rows[1:], tokens, strict=False):
-        logits, read = out_rows @ h, h
-        if c.markov_rank:
-            e = w["markov_head.markov_w1.weight"][previous]
-            if c.markov_head_type == "rnn":
-                joint = w["markov_head.joint_proj.weight"] @ torch.cat([state, e, h])
-                gate, new, out = (joint + w["markov_head.joint_proj.bias"]).split(c.markov_rank)
-                state = sigmoid(gate) * state + (1 - sigmoid(gate)) * torch.tanh(new)
-                logits = logits + w["markov_head.markov_w2.weight"] @ torch.tanh(out)
-            else:
-                logits = logits + w["markov_head.markov_w2.weight"] @ e
-            read = torch.cat([h, e]) if c.confidence_with_markov else h
-        sure = None
-        if c.confidence:
-            sure = sigmoid(w["confidence_head.proj.weight"][0] @ read + w["confidence_head.proj.bias"][0])
-        result.append((logits, sure))
-    return result
-
-
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: "-".join(kind))
 def test_the_loss_equals_a_plain_reference(kind: dict[str, Any]) -> None:
     net = head(**kind)
@@ -154,7 +76,7 @@ def test_the_loss_equals_a_plain_reference(kind: dict[str, Any]) -> None:
     tokens, drafts = lesson.tokens_BT[0].tolist(), net.config.n_drafts
     found: list[list[tuple[float, float, float]]] = [[] for _ in range(drafts)]
     for anchor in (2, 3, 4, 6, 7, 8):
-        rows = said(net, lesson.features_BTF[0], anchor, tokens[anchor:])
+        rows = said(net, lesson.features_BTF[0], anchor, tokens[anchor:], *shared())
         for k, (logits, sure) in enumerate(rows):
             at = anchor + k
             if at >= LENGTH or not lesson.counted_BT[0, at]:

@@ -1,0 +1,154 @@
+"""The parts of a block head as they draft: packed for the kernels where those run, with what the target shares.
+
+Shapes: M rows, n sequences in a step, d head width, r rank of the Markov head, S draft vocabulary, V target vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from functools import lru_cache
+
+import torch
+from torch import Tensor, nn
+
+from outrider import kernels
+from outrider.core.protocols import HeadHost
+from outrider.drafters.block_backbone import make_backbone
+from outrider.drafters.block_net import BlockNet, MarkovHead
+from outrider.drafters.block_state import Said
+from outrider.drafters.columns import Columns
+from outrider.drafters.head_layer import PACKED_DTYPES, pack_, pack_matrix
+from outrider.drafters.reduced_vocab import ReducedVocab
+from outrider.errors import ConfigError
+
+REMEMBERED = 4096
+"""Tokens whose embedding is remembered: nearly all of a text are among so many."""
+UNPACKED = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def prepare_parts(drafter: str, net: BlockNet, host: HeadHost, vocab_size: int, dtype: str) -> Parts:
+    """`net` on the target's device, in `dtype` ("auto": int8 where the CPU kernels run, float32 on other CPUs, the
+    network's own elsewhere). Uses up `net`. Raises ConfigError for a dtype that cannot be had."""
+    if dtype not in ("auto", *PACKED_DTYPES):
+        raise ConfigError(
+            f"{drafter}: dtype = {dtype!r} is not allowed: choose one of auto, {', '.join(PACKED_DTYPES)}"
+        )
+    device = host.embed([0]).device
+    packs = device.type == "cpu" and kernels.available()
+    if dtype not in ("auto", *UNPACKED) and not packs:
+        raise ConfigError(f"{drafter}: dtype = {dtype!r} needs the CPU kernels ({kernels.why()}): take auto")
+    _narrow_(net, vocab_size)
+    if packs:
+        return Parts(net.float().eval(), host, vocab_size, "int8" if dtype == "auto" else dtype)
+    automatic = torch.float32 if device.type == "cpu" else net.dtype
+    return Parts(net.to(device, UNPACKED.get(dtype, automatic)).eval(), host, vocab_size, None)
+
+
+class Parts:
+    """`columns` are those of the logits; `backbone` runs the layers; `mask_1d` is what a mask's row reads."""
+
+    def __init__(self, net: BlockNet, host: HeadHost, size: int, packed: str | None) -> None:
+        self.columns = Columns(net.vocab.ids_S, size)
+        self._host, self._embedding, self._dtype = host, net.embed_tokens, net.dtype
+        self._row = lru_cache(REMEMBERED)(self._read_row)
+        self.mask_1d = self._read_row(net.config.mask_token_id)
+        self._sure = None if net.confidence_head is None else Sureness(net)
+        self._markov: MarkovHead | None = net.markov_head
+        self._own_head = net.lm_head is not None
+        self._head = self._make_head(net, packed)
+        net.markov_head = net.confidence_head = net.lm_head = net.embed_tokens = None
+        if self._markov is not None and packed is not None:
+            pack_(self._markov, "int8" if packed == "int4" else packed)
+        self.backbone = make_backbone(net, packed)
+
+    def _make_head(self, net: BlockNet, packed: str | None) -> Callable[[Tensor], Tensor]:
+        if net.lm_head is None:
+            return self._host.head_rows(net.vocab.ids_S.tolist())
+        return net.lm_head if packed is None else pack_matrix(net.lm_head, packed)
+
+    @property
+    def sure(self) -> bool:
+        """Whether the head says how probably a token will be accepted."""
+        return self._sure is not None
+
+    def embed(self, token: int) -> Tensor:
+        """float32 [1, d]: what a token's row reads. The latest are remembered: a target may have them in a file."""
+        return self._row(token)
+
+    def _read_row(self, token: int) -> Tensor:
+        if self._embedding is None:
+            return self._host.embed([token])
+        return self._embedding.weight.detach()[token : token + 1].float()
+
+    def logits(self, h_Md: Tensor) -> Tensor:
+        """float32 [M, S]: of every draft token, without what follows from the token before it."""
+        return self._head(h_Md.to(self._dtype) if self._own_head else h_Md).float().cpu()
+
+    def sure_rows(self, h_Md: Tensor) -> list[float]:
+        """[M]: logits of the confidences, without what follows from the token before; [] for a head without."""
+        return [] if self._sure is None else self._sure.rows(h_Md)
+
+    def confidence(self, logit: float, before: int) -> float:
+        """The probability that the token behind `before` is accepted."""
+        assert self._sure is not None, "a head without confidences"
+        return self._sure.behind(logit, before)
+
+    def behind(self, places: Seq[tuple[Said, int, int]]) -> Tensor:
+        """[n, S] logits of a draft token each: (what its block says, its number in it, the token before)."""
+        if not places:
+            return torch.empty(0, 0)
+        logits_nS = _rows([block.logits_KS[k : k + 1] for block, k, _ in places])
+        markov = self._markov
+        if markov is None:
+            return logits_nS
+        table_Vr = markov.markov_w1.weight.detach()
+        read_nr = _rows([table_Vr[token : token + 1] for _, _, token in places])
+        if markov.recurrent:
+            h_nd = _rows([block.h_Kd[k : k + 1] for block, k, _ in places]).to(read_nr)
+            states = [block.markov_1r for block, _, _ in places if block.markov_1r is not None]
+            read_nr, state_nr = markov.step(read_nr, h_nd, _rows(states) if states else None)
+            assert state_nr is not None, "a recurrent head without a state"
+            for n, (block, _, _) in enumerate(places):
+                block.markov_1r = state_nr[n : n + 1]
+        return logits_nS.add_(markov.markov_w2(read_nr).to(logits_nS))
+
+
+def _rows(parts: list[Tensor]) -> Tensor:
+    """One below the other; one alone as it is."""
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+class Sureness:
+    """The confidence head, cut in two: what the row says, and what the token before says, worked out for all tokens."""
+
+    def __init__(self, net: BlockNet) -> None:
+        assert net.confidence_head is not None, "a head without confidences"
+        proj, width = net.confidence_head.proj, net.config.layer.hidden_size
+        weight_K = proj.weight.detach().float()[0]
+        self._weight_d, self._bias = weight_K[:width], float(proj.bias.detach())
+        self._before: list[float] = []
+        if net.config.confidence_with_markov and net.markov_head is not None:
+            self._before = (net.markov_head.markov_w1.weight.detach().float() @ weight_K[width:]).tolist()
+
+    def rows(self, h_Md: Tensor) -> list[float]:
+        """[M]: a row's number is the same whatever the other rows."""
+        found: list[float] = (h_Md * self._weight_d).sum(1).tolist()
+        return found
+
+    def behind(self, logit: float, before: int) -> float:
+        logit += self._bias + (self._before[before] if self._before else 0.0)
+        return 1 / (1 + math.exp(-logit)) if logit > -700 else 0.0
+
+
+def _narrow_(net: BlockNet, size: int) -> None:
+    """Leaves out draft tokens from the target id `size` on: padding that the target never emits."""
+    kept_S = net.vocab.ids_S < size
+    if bool(kept_S.all()):
+        return
+    net.vocab = ReducedVocab(net.vocab.ids_S[kept_S], net.vocab.size)
+    for linear in (net.lm_head, net.markov_head.markov_w2 if net.markov_head is not None else None):
+        if linear is not None:
+            linear.weight = nn.Parameter(linear.weight.detach()[kept_S])
+            linear.out_features = len(net.vocab.ids_S)

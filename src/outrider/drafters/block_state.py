@@ -1,0 +1,129 @@
+"""What a block drafter keeps of one sequence: features not yet read, and the keys and values of the text in all layers.
+
+Shapes: L layers, T positions, M rows, K draft tokens, F target features, S draft vocabulary, r rank of the Markov head,
+G key-value heads, D head width.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+FIRST_ROWS = 64
+
+
+class ContextCache:
+    """Keys and values of the positions from `start` to `end`, [L, 2, T, G, D]; grows by doubling. Rows behind `length`
+    are scratch: those of the block."""
+
+    def __init__(self, start: int) -> None:
+        self.start = start
+        self.length = 0
+        self.store: Tensor | None = None
+
+    @property
+    def end(self) -> int:
+        return self.start + self.length
+
+    def append(self, kv_L2MGD: Tensor) -> None:
+        """Rows of the positions from `end` on."""
+        rows = kv_L2MGD.shape[2]
+        store = self.reserve(rows, kv_L2MGD)
+        store[:, :, self.length : self.length + rows] = kv_L2MGD
+        self.length += rows
+
+    def reserve(self, rows: int, like: Tensor | None = None) -> Tensor:
+        """The store, with room for so many rows behind `length`. The first rows say what they are `like`."""
+        store, need = self.store, self.length + rows
+        if store is None or need > store.shape[2]:
+            like = store if like is None else like
+            assert like is not None, "an empty cache has no shape"
+            layers, both, _, heads, width = like.shape
+            grown = like.new_empty((layers, both, max(need, 2 * self.length, FIRST_ROWS), heads, width))
+            if store is not None:
+                grown[:, :, : self.length] = store[:, :, : self.length]
+            store = self.store = grown
+        return store
+
+    def keep_last(self, count: int) -> None:
+        """Forgets all but the last `count` positions; moves memory only when most of it is forgotten."""
+        drop = self.length - count
+        if drop >= max(count, FIRST_ROWS) and self.store is not None:
+            self.store = self.store[:, :, drop : self.length].clone()
+            self.start, self.length = self.start + drop, count
+
+
+NOTHING = torch.empty(0, 0)
+
+
+@dataclass(slots=True)
+class Said:
+    """By draft token of a block: its logits without what follows from the token before, the row that they come from,
+    and the logits of the confidences (none: []). `markov_1r` is the state of a recurrent Markov head so far, `sure` the
+    confidence of the token that is next."""
+
+    logits_KS: Tensor = NOTHING
+    h_Kd: Tensor = NOTHING
+    sure_K: list[float] = field(default_factory=list)
+    markov_1r: Tensor | None = None
+    sure: float = 1.0
+
+
+class BlockState:
+    """One sequence's place in the head.
+
+    The target's features are known of the positions before `held`; the cache holds those before `cache.end`. A block
+    sees the last `window` positions. `block` is what the block of the round says, valid until the next.
+    """
+
+    def __init__(self, window: int) -> None:
+        self.stopped = ""
+        self.window = window
+        self.held = 0
+        self.cache = ContextCache(0)
+        self.block = Said()
+        self._features: list[Tensor] = []
+        self._passes = 0
+
+    def add(self, features_TF: Tensor, end: int) -> None:
+        """Features of the positions up to `end`. A gap before them starts the head's window anew."""
+        start = end - len(features_TF)
+        if start != self.held:
+            self._features, self.cache = [], ContextCache(start)
+        self._features.append(features_TF)
+        self.held = end
+        if end - self.cache.end > self.window:
+            self._features = [torch.cat(self._features)[-self.window :]]
+            self.cache = ContextCache(end - self.window)
+
+    def features(self, start: int, stop: int) -> Tensor:
+        """[stop - start, F] of these positions, from `cache.end` on."""
+        if len(self._features) != 1:
+            self._features = [torch.cat(self._features)]
+        base = self.held - len(self._features[0])
+        return self._features[0][start - base : stop - base]
+
+    def settle(self) -> None:
+        """All positions before `held` are in the cache."""
+        self._features = []
+        self.cache.keep_last(self.window)
+
+    def count_pass(self) -> None:
+        self._passes += 1
+
+    def take_passes(self) -> int:
+        """Passes since this was last asked."""
+        passes, self._passes = self._passes, 0
+        return passes
+
+    def stop(self, reason: str) -> None:
+        """No more drafts; gives the memory back."""
+        self.stopped = reason
+        self.free()
+
+    def free(self) -> None:
+        """Gives the memory back."""
+        self.cache, self._features, self.held = ContextCache(0), [], 0
+        self.block = Said()
