@@ -13,10 +13,11 @@ from torch import Tensor
 from outrider import LLM, SamplingParams, Speculation
 from outrider.cli.main import main
 from outrider.core.protocols import Segment
-from outrider.drafters.eagle3 import Eagle3Drafter, Eagle3State
+from outrider.drafters.eagle3 import Eagle3Drafter
 from outrider.drafters.eagle3_files import write_eagle3
 from outrider.drafters.eagle3_net import Eagle3Net, training_time_test
 from outrider.drafters.head_training import Lesson
+from outrider.drafters.recurrent_state import RecurrentState
 from outrider.engine.opening import identity_of, open_model
 from outrider.errors import ConfigError, PairingError
 from outrider.models.decoder import Decoder
@@ -142,7 +143,7 @@ def test_a_target_that_runs_through_transformers(tmp_path: Path) -> None:
 
 def test_a_gap_in_the_features_starts_the_window_anew() -> None:
     """A resumed sequence whose first hidden states never came: the head sees what came since."""
-    state = Eagle3State(window=4)
+    state = RecurrentState(window=4)
     state.add(torch.zeros(2, 3), 2)
     state.add(torch.ones(3, 3), 9)
     assert (state.settled, state.held, state.cache.start) == (6, 9, 6)
@@ -162,7 +163,7 @@ def test_prompts_longer_than_the_window_and_than_a_chunk(window: int, monkeypatc
     prompt, drafts = random_tokens(120), []
     for chunk in (512, 7):
         monkeypatch.setattr("outrider.core.step.PREFILL_CHUNK", chunk)
-        monkeypatch.setattr("outrider.drafters.eagle3.PREFILL_CHUNK", chunk)
+        monkeypatch.setattr("outrider.drafters.recurrent.PREFILL_CHUNK", chunk)
         head = random_head(vocab=VOCAB, layer_ids=(1, 2, 3), context_length=window)
         traces: list[Any] = []
         served = LLM.from_parts(

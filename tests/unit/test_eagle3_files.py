@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from outrider import kernels
 from outrider.core.types import TargetIdentity
 from outrider.drafters.eagle3 import Eagle3Drafter
 from outrider.drafters.eagle3_files import LAYOUTS, read_eagle3, write_eagle3
@@ -345,9 +346,29 @@ def test_a_head_of_this_target_is_taken() -> None:
     assert ride(target_name="org/Qwen3-8B", options={"other_target": True}).wants == (1, 3, 4)
     assert ride(identity=None, target_name="org/Qwen3-8B").wants == (1, 3, 4)
     assert ride(layer_ids=(0, 1, 8)).wants == (0, 7)
+
+
+@pytest.mark.skipif(not kernels.available(), reason="without kernels nothing is packed")
+@pytest.mark.parametrize("dtype", ["auto", "int8", "int4", "bfloat16", "float32"])
+def test_every_precision_is_one_of_the_kernels(dtype: str) -> None:
+    drafter = ride(options={"dtype": dtype})
+    assert drafter.dtype == torch.float32  # of the activations
+    packed = drafter.net.midlayer.mlp._down.dtype
+    assert packed == {"auto": "Q8_0", "int8": "Q8_0", "int4": "Q4_0"}.get(dtype, getattr(torch, dtype, None))
+
+
+@pytest.mark.parametrize("dtype", ["quantised", "float16"])
+def test_other_precisions_are_refused(dtype: str) -> None:
+    with pytest.raises(ConfigError, match=f"dtype = '{dtype}' is not allowed: choose one of auto, int4, int8"):
+        ride(options={"dtype": dtype})
+
+
+def test_without_kernels_torch_multiplies(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("outrider.kernels.available", lambda: False)
+    assert ride().dtype == torch.float32
     assert ride(options={"dtype": "bfloat16"}).dtype == torch.bfloat16
-    with pytest.raises(ConfigError, match="dtype = 'int4'"):
-        ride(options={"dtype": "int4"})
+    with pytest.raises(ConfigError, match="dtype = 'int8' needs the CPU kernels"):
+        ride(options={"dtype": "int8"})
 
 
 def test_a_target_that_hands_out_nothing_is_refused() -> None:

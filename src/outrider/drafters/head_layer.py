@@ -1,4 +1,4 @@
-"""What draft heads are built of: norms, grouped attention with rotary positions, a gated feed-forward, and a cache.
+"""What draft heads are built of: norms, grouped attention with rotary positions, and a gated feed-forward.
 
 Plain torch, for training and drafting, until `pack_` hands the matrices to the kernels. Module names are those of the
 public checkpoints (self_attn.q_proj and so on).
@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from outrider.core.json_file import JsonObject
 from outrider.core.rope import Rope, RopeScaling, inverse_frequencies, read_rope
+from outrider.drafters.head_cache import HeadCache
 from outrider.errors import ModelFileError
 from outrider.kernels import (
     PackedLinear,
@@ -28,7 +29,6 @@ from outrider.kernels import (
     pack_quantised,
 )
 
-FIRST_ROWS = 64
 BLOCKS = {"int4": (encode_q4_0, "Q4_0"), "int8": (encode_q8_0, "Q8_0")}
 PACKED_DTYPES = (*BLOCKS, "bfloat16", "float32")
 
@@ -127,6 +127,11 @@ class RmsNorm(nn.Module):
         wide = x.float()
         return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)).to(x.dtype) * self.weight
 
+    def add(self, x: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
+        """(x + delta, the norm of that): the residual of a sublayer, and what the next one reads."""
+        x = x + delta
+        return x, self(x)
+
 
 class Attention(nn.Module):
     """Projections of grouped attention over inputs of `in_width`; who sees what is the caller's."""
@@ -143,8 +148,18 @@ class Attention(nn.Module):
             self.q_norm = RmsNorm(shape.head_dim, shape.norm_eps)
             self.k_norm = RmsNorm(shape.head_dim, shape.norm_eps)
         self._qk_norm = shape.qk_norm
-        self._shape = shape
+        self.shape = shape
         self._rope: Rope | None = None
+
+    def project(self, x_MK: Tensor, positions_M: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries [M, H, D], keys and values [M, G, D] each; the first two rotated."""
+        return self.queries(x_MK, positions_M), *self.keys_values(x_MK, positions_M)
+
+    def mix(self, q_HD: Tensor, cache: HeadCache, window: int) -> Tensor:
+        """[H, D]: what the row at the cache's last position reads from the last `window` positions, itself included."""
+        k_GTD, v_GTD = (part_TGD.transpose(0, 1) for part_TGD in cache.last(window))
+        q_GHD = q_HD.view(len(k_GTD), -1, q_HD.shape[-1])
+        return F.scaled_dot_product_attention(q_GHD, k_GTD, v_GTD).reshape(q_HD.shape)
 
     def queries(self, x_MK: Tensor, positions_M: Tensor) -> Tensor:
         """[M, H, D], rotated."""
@@ -165,7 +180,7 @@ class Attention(nn.Module):
     def _rotated(self, x_MHD: Tensor, positions_M: Tensor) -> Tensor:
         """Half rotation: pair r of a head is (x[r], x[r + R])."""
         if self._rope is None:
-            shape = self._shape
+            shape = self.shape
             self._rope = Rope(inverse_frequencies(shape.head_dim, shape.rope_theta, shape.rope_scaling))
         cos_TR, sin_TR = self._rope.tables(int(positions_M.max()) + 1)
         at_M = positions_M.to(cos_TR.device)
@@ -222,52 +237,3 @@ def pack_(net: nn.Module, dtype: str) -> None:
                 setattr(module, name, PackedMatrix(child, dtype))
             elif isinstance(child, RmsNorm):
                 child.float()
-
-
-class HeadCache:
-    """Keys and values of one sequence in one layer, of the positions from `start` to `end`; grows by doubling."""
-
-    def __init__(self, start: int) -> None:
-        self.start = start
-        self.length = 0
-        self._keys_TGD: Tensor | None = None
-        self._values_TGD: Tensor | None = None
-
-    @property
-    def end(self) -> int:
-        return self.start + self.length
-
-    def append(self, k_MGD: Tensor, v_MGD: Tensor) -> None:
-        """Rows of the positions from `end` on."""
-        need = self.length + len(k_MGD)
-        keys, values = self._keys_TGD, self._values_TGD
-        if keys is None or values is None or need > len(keys):
-            room = (max(need, 2 * self.length, FIRST_ROWS), *k_MGD.shape[1:])
-            grown_keys, grown_values = k_MGD.new_empty(room), v_MGD.new_empty(room)
-            if keys is not None and values is not None:
-                grown_keys[: self.length], grown_values[: self.length] = keys[: self.length], values[: self.length]
-            keys, values = self._keys_TGD, self._values_TGD = grown_keys, grown_values
-        keys[self.length : need], values[self.length : need] = k_MGD, v_MGD
-        self.length = need
-
-    def truncate(self, end: int) -> None:
-        """Forgets the positions from `end` on."""
-        assert self.start <= end <= self.end, f"cannot cut {self.start}..{self.end} back to {end}"
-        self.length = end - self.start
-
-    def keep_last(self, count: int) -> None:
-        """Forgets all but the last `count` positions; moves memory only when most of it is forgotten."""
-        drop = self.length - count
-        if drop >= max(count, FIRST_ROWS) and self._keys_TGD is not None and self._values_TGD is not None:
-            self._keys_TGD = self._keys_TGD[drop : self.length].clone()
-            self._values_TGD = self._values_TGD[drop : self.length].clone()
-            self.start, self.length = self.start + drop, count
-
-    def mix(self, q_HD: Tensor, window: int) -> Tensor:
-        """[H, D]: what the row at the last position reads from the last `window` positions, itself included."""
-        assert self._keys_TGD is not None
-        assert self._values_TGD is not None
-        rows = slice(max(0, self.length - window), self.length)
-        k_GTD, v_GTD = self._keys_TGD[rows].transpose(0, 1), self._values_TGD[rows].transpose(0, 1)
-        q_GHD = q_HD.view(len(k_GTD), -1, q_HD.shape[-1])
-        return F.scaled_dot_product_attention(q_GHD, k_GTD, v_GTD).reshape(q_HD.shape)

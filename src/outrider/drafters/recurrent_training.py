@@ -1,18 +1,26 @@
-"""Training a head that drafts token by token: which rows there are, and what a row of a later step sees.
+"""Training a head that drafts token by token on its own output.
 
 Every row drafts several tokens, one a step. It sees the rows before it as step 0 made them (from the target's hidden
 states), and its own of every step: as when it is used, where the keys and values of committed rows are of step 0.
 
-Shapes: B sequences, T positions, M rows of step 0, A rows that draft, m of them in one sequence, t rows of step 0 in
-it, H query heads, G key-value heads, g = H / G, D head width.
+Shapes: B sequences, T positions, X = B T, d head width, F target features, S draft vocabulary, M rows of step 0, A rows
+that draft, N of them that learn, m of them in one sequence, t rows of step 0 in it, H query heads, G key-value heads,
+g = H / G, D head width of the attention.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
+
+from outrider.drafters.head_loss import Heard, hear
+from outrider.drafters.head_training import Aims, Lesson, Losses
+from outrider.drafters.recurrent_net import RecurrentNet
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,3 +96,61 @@ def see_own_steps(
             mixed_GmgD = mixed_GmgD + weights[..., j : j + 1] * v_AGD[first:last].transpose(0, 1)[:, :, None]
         mixed.append(mixed_GmgD.transpose(0, 1).flatten(1, 2))
     return torch.cat(mixed) if mixed else torch.empty_like(q_AHD)
+
+
+def learn_to_draft(
+    net: RecurrentNet,
+    lesson: Lesson,
+    fuse: Callable[[Tensor], Tensor],
+    weights: Seq[float],
+    *,
+    embedding_Vd: Tensor | None,
+    head_Sd: Tensor | None,
+) -> Losses:
+    """The head drafts a token for each of `weights` behind every position, as it will when it is used.
+
+    Row t of step i reads token t + 1 + i and its own output of step i - 1 (`fuse` of the target's features at step 0),
+    and learns the target's distribution behind position t + 1 + i: cross-entropy, a step's mean weighs `weights[i]`.
+    Left out are positions that the lesson does not count, and those whose likeliest token is outside the draft
+    vocabulary. `embedding_Vd` and `head_Sd` are the target's, frozen, for heads without their own.
+    """
+    weight_Sd = net.lm_head.weight if net.lm_head is not None else head_Sd
+    table_Vd = net.embed_tokens.weight if net.embed_tokens is not None else embedding_Vd
+    assert table_Vd is not None, "a head without an embedding needs the target's"
+    assert weight_Sd is not None, "a head without lm_head needs the target's rows"
+    aims = Aims(lesson.likeliest_BTC.flatten(0, 1), lesson.logp_BTC.flatten(0, 1), net.vocab)
+    rows = needed_rows(lesson.counted_BT, len(weights))
+    if not rows.spans:
+        none = [0.0] * len(weights)
+        return Losses(net.norm.weight.sum() * 0.0, none, none, none)
+    tokens_X, counted_X = lesson.tokens_BT.flatten(), lesson.counted_BT.flatten()
+    g_Md = fuse(lesson.features_BTF.flatten(0, 1)[rows.flat_M])
+    first: tuple[Tensor, Tensor] | None = None
+    own: list[tuple[Tensor, Tensor]] = []
+    heard = []
+    for step in range(len(weights)):
+        flat_M, positions_M = (rows.flat_A, rows.position_A + step) if first else (rows.flat_M, rows.position_M)
+        at_M = (flat_M + 1 + step).clamp(max=len(tokens_X) - 1)
+        x_MK, residual_Md = net.inputs(F.embedding(tokens_X[at_M], table_Vd), g_Md)
+        pair = net.midlayer.self_attn.keys_values(x_MK, positions_M)
+        if first is None:
+            first, x_MK, residual_Md, at_M = pair, *(part[rows.active_A] for part in (x_MK, residual_Md, at_M))
+        else:
+            own.append(pair)
+        q_AHD = net.midlayer.self_attn.queries(x_MK, rows.position_A + step)
+        normed_Ad, g_Md = net.finish(residual_Md, see_own_steps(q_AHD, *first, own, rows))
+        count_A = rows.inside_A(step) & counted_X[at_M]
+        at_N = at_M[count_A]
+        share_N = aims.usable_X[at_N] / aims.usable_X[at_N].sum().clamp(min=1)
+        heard.append(hear(normed_Ad[count_A], weight_Sd, aims, at_N, weight_M=share_N))
+    return _losses(heard, weights)
+
+
+def _losses(heard: list[Heard], weights: Seq[float]) -> Losses:
+    total = sum((weight * step.loss for weight, step in zip(weights, heard, strict=True)), torch.zeros(()))
+    losses = [float(step.loss.detach()) for step in heard]
+    agreement, overlap = (
+        [float(said_M.sum()) / max(len(said_M), 1) for said_M in steps]
+        for steps in ([step.agrees_M for step in heard], [step.overlap_M for step in heard])
+    )
+    return Losses(total, losses, agreement, overlap)

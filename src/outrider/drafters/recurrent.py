@@ -1,0 +1,202 @@
+"""What the drafters share whose head drafts token by token on its own output: `eagle3` and `mtp`.
+
+Row t of the head reads the target's features of position t and the embedding of token t + 1, and says what token t + 2
+may be. Behind the last committed token it goes on with its own output in the place of the features. The keys and values
+of committed rows are always made from the target's features: those of drafted rows are forgotten after the round. They
+depend on their own row alone, so catching up computes nothing behind them, for every row but the last.
+
+Shapes: T positions, M rows, n sequences in a step, d head width, F target features, K inputs of the attention, S draft
+vocabulary, H query heads, G key-value heads, D head width of the attention.
+"""
+
+from __future__ import annotations
+
+import copy
+from abc import abstractmethod
+from collections.abc import Iterator
+from collections.abc import Sequence as Seq
+from itertools import accumulate, pairwise
+from pathlib import Path
+from typing import Generic, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from outrider.core.protocols import Committed, LanguageModel
+from outrider.core.step import PREFILL_CHUNK
+from outrider.core.types import Sequence, TargetIdentity
+from outrider.drafters.chain import GREEDY_BELOW_TEMPERATURE, ChainDrafter, Run
+from outrider.drafters.columns import Columns
+from outrider.drafters.head_fit import require_fit, require_host
+from outrider.drafters.head_kernels import choose_dtype, use_kernels_
+from outrider.drafters.recurrent_net import RecurrentConfig, RecurrentNet
+from outrider.drafters.recurrent_state import RecurrentState
+from outrider.errors import PairingError
+
+ROWS_WITH_A_DRAFT = 16
+"""So few rows are caught up with in the pass of the first draft token."""
+
+N = TypeVar("N", bound=RecurrentNet)
+
+
+class RecurrentDrafter(ChainDrafter[RecurrentState], Generic[N]):
+    """Drafts chains with the head `head`: a folder or file in one of the public layouts, or a network.
+
+    target        the model that the head rides on
+    identity      what the target is called and what its token ids stand for; None: sizes alone are compared
+    other_target  accept a head whose file names another target; sizes and token ids must agree anyway
+    dtype         of the head's weights: "int8", "int4", "bfloat16", "float32", or "auto" (int8 where the CPU kernels
+                  run, float32 on other CPUs, the file's own elsewhere)
+    draft_sample_method, greedy_below_temperature, min_confidence   as `draft_model`
+
+    Raises ModelFileError for a bad file, PairingError for a head of another target, ConfigError for an option. A
+    sequence is not drafted while the features of its latest position are not known (a prompt of one token).
+    """
+
+    needs = frozenset({"target", "head", "identity"})
+
+    def __init__(
+        self,
+        *,
+        target: LanguageModel,
+        head: str | Path | N,
+        identity: TargetIdentity | None = None,
+        other_target: bool = False,
+        dtype: str = "auto",
+        draft_sample_method: str = "auto",
+        greedy_below_temperature: float = GREEDY_BELOW_TEMPERATURE,
+        min_confidence: float = 0.0,
+    ) -> None:
+        super().__init__(draft_sample_method, greedy_below_temperature, min_confidence)
+        net = self._read(head) if isinstance(head, (str, Path)) else copy.deepcopy(head)
+        what = f"the head {head}" if isinstance(head, (str, Path)) else "the head"
+        self.host = require_host(self.name, target)
+        require_fit(what, net.config.trained_for(by_name=not other_target), target, self.host, identity)
+        _require_width(what, net.config, target.name, self.host.hidden_size)
+        self.wants = self._layers(what, net, target.name)
+        device = self.host.embed([0]).device
+        self.dtype, packed = choose_dtype(self.name, dtype, device, net.dtype)
+        self.net = net.to(device, self.dtype).eval()
+        ids_S = net.vocab.ids_S[net.vocab.ids_S < target.vocab_size].cpu()  # the others are padding, never proposed
+        self.columns = Columns(ids_S, target.vocab_size)
+        if net.lm_head is not None:
+            net.lm_head.weight = nn.Parameter(net.lm_head.weight[: len(ids_S)])
+        if packed is not None:
+            use_kernels_(self.net, packed)
+        self._head = net.lm_head if net.lm_head is not None else self.host.head_rows(ids_S.tolist())
+        self.passes = 0
+
+    @abstractmethod
+    def _read(self, path: str | Path) -> N:
+        """The network of a head's files."""
+
+    @abstractmethod
+    def _layers(self, what: str, net: N, target: str) -> tuple[int, ...]:
+        """The target layers whose outputs the head reads. Raises PairingError where there are none such."""
+
+    @abstractmethod
+    def _fused(self, run: Run[RecurrentState], start: int, stop: int) -> Tensor:
+        """[T, d] from the target's features of these positions."""
+
+    def commit(self, seq: Sequence, committed: Committed) -> None:
+        """Keeps the features of the positions that the target's cache gained."""
+        state = self._states[seq.id]
+        if committed.features_TF is not None and not state.stopped:
+            state.add(committed.features_TF, seq.cache.length)
+
+    def _new_state(self) -> RecurrentState:
+        return RecurrentState(self.net.config.layer.context_length)
+
+    def _ready(self, seq: Sequence, state: RecurrentState, budget: int) -> int:
+        if state.held == 0 or state.held != len(seq.tokens) - 1:
+            return 0
+        state.catch_up()
+        return budget
+
+    @torch.inference_mode()
+    def _prepare(self, runs: list[Run[RecurrentState]]) -> None:
+        """Keys and values of all rows but the last of sequences that miss many, some hundred rows a pass."""
+        for batch in _batches(runs):
+            self._count([run.state for run, _, _ in batch])
+            tokens = [token for run, start, stop in batch for token in run.seq.tokens[start + 1 : stop + 1]]
+            g_Md = torch.cat([self._fused(run, start, stop) for run, start, stop in batch])
+            positions_M = torch.cat([torch.arange(start, stop) for _, start, stop in batch])
+            x_MK, _ = self.net.inputs(self._embedded(tokens), g_Md)
+            _, k_MGD, v_MGD = self.net.midlayer.self_attn.project(x_MK, positions_M)
+            counts = [stop - start for _, start, stop in batch]
+            parts = zip(batch, torch.split(k_MGD, counts), torch.split(v_MGD, counts), strict=True)
+            for (run, _, stop), k_mGD, v_mGD in parts:
+                run.state.cache.append(k_mGD, v_mGD)
+                run.state.settled = stop
+
+    @torch.inference_mode()
+    def _next_logits(self, runs: list[Run[RecurrentState]]) -> Tensor:
+        """Behind the last draft token of every run; behind its last committed token at first, whose row comes with
+        those that the cache lacks."""
+        self._count([run.state for run in runs])
+        attention = self.net.midlayer.self_attn
+        tokens = [run.tokens[-1:] or run.seq.tokens[run.state.settled + 1 :] for run in runs]
+        starts = [run.state.cache.end for run in runs]
+        positions = [start + i for start, own in zip(starts, tokens, strict=True) for i in range(len(own))]
+        g_Md = torch.cat([self._given(run) for run in runs])
+        x_MK, residual_Md = self.net.inputs(self._embedded([token for own in tokens for token in own]), g_Md)
+        q_MHD, k_MGD, v_MGD = attention.project(x_MK, torch.tensor(positions))
+        mixed, ends = [], list(accumulate((len(own) for own in tokens), initial=0))
+        for run, (start, end) in zip(runs, pairwise(ends), strict=True):
+            run.state.cache.append(k_MGD[start:end], v_MGD[start:end])
+            mixed.append(attention.mix(q_MHD[end - 1], run.state.cache, run.state.window))
+            if not run.tokens:
+                run.state.settle()
+        if len(residual_Md) > len(runs):
+            residual_Md = residual_Md[[end - 1 for end in ends[1:]]]
+        normed_nd, carried_nd = self.net.finish(residual_Md, torch.stack(mixed))
+        for n, run in enumerate(runs):
+            run.state.carried_d = carried_nd[n]
+        return self._head(normed_nd if self.net.lm_head is not None else normed_nd.float()).float().cpu()
+
+    def _given(self, run: Run[RecurrentState]) -> Tensor:
+        """[T, d]: what stands in the features' place of the run's next rows."""
+        if not run.tokens:
+            return self._fused(run, run.state.settled, run.state.held)
+        assert run.state.carried_d is not None
+        return run.state.carried_d[None]
+
+    def _embedded(self, tokens: list[int]) -> Tensor:
+        own = self.net.embed_tokens
+        if own is None:
+            return self.host.embed(tokens).to(self.dtype)
+        rows: Tensor = own(torch.tensor(tokens, device=own.weight.device))
+        return rows
+
+    def _count(self, states: Seq[RecurrentState]) -> None:
+        self.passes += 1
+        for state in states:
+            state.count_pass()
+
+
+def _require_width(what: str, config: RecurrentConfig, name: str, width: int) -> None:
+    """Raises PairingError for a head that shares what it is too wide or too narrow for."""
+    lacks = [part for part, own in (("embed_tokens", config.own_embedding), ("lm_head", config.own_head)) if not own]
+    if lacks and config.layer.hidden_size != width:
+        raise PairingError(
+            f"{what} is {config.layer.hidden_size} wide, has no {' and no '.join(lacks)} of its own and cannot share "
+            f"that of {name}, which is {width} wide: take a head with {' and '.join(f'{p}.weight' for p in lacks)}"
+        )
+
+
+def _batches(runs: list[Run[RecurrentState]]) -> Iterator[list[tuple[Run[RecurrentState], int, int]]]:
+    """Rows to catch up with, as (run, start, stop) by sequence; at most PREFILL_CHUNK rows a batch."""
+    batch: list[tuple[Run[RecurrentState], int, int]] = []
+    free = PREFILL_CHUNK
+    for run in runs:
+        start, last = run.state.settled, run.state.held - 1
+        while start < last and last - run.state.settled > ROWS_WITH_A_DRAFT:
+            stop = min(last, start + free)
+            batch.append((run, start, stop))
+            free -= stop - start
+            start = stop
+            if free == 0:
+                yield batch
+                batch, free = [], PREFILL_CHUNK
+    if batch:
+        yield batch
