@@ -1,4 +1,4 @@
-"""DFlash and DSpark through the front doors: answers equal plain ones, what is read is outputs, what is trained serves."""
+"""DFlash and DSpark through the front doors: answers equal plain ones, outputs are read, what is trained is served."""
 
 from __future__ import annotations
 

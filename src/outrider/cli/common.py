@@ -63,7 +63,7 @@ DrafterName = Annotated[
         "-d",
         metavar="NAME",
         parser=one_drafter,
-        help="What drafts: none, ngram, suffix, prediction, draft_model, layer_skip, eagle3, cascade. "
+        help="What drafts: none, ngram, suffix, prediction, draft_model, layer_skip, eagle3, dflash, dspark, cascade. "
         "[default: draft_model with --draft-model, prediction with --prediction, else suffix]",
     ),
 ]
@@ -76,7 +76,9 @@ DrafterNames = Annotated[
 DraftModel = Annotated[
     str | None,
     typer.Option(
-        "--draft-model", metavar="MODEL", help="A smaller model of the target's vocabulary; for eagle3, its head."
+        "--draft-model",
+        metavar="MODEL",
+        help="A smaller model of the target's vocabulary; for a head (eagle3, dflash, dspark), its folder.",
     ),
 ]
 DraftLength = Annotated[
