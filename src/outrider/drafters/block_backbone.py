@@ -10,13 +10,14 @@ from collections.abc import Sequence as Seq
 from typing import Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from outrider import kernels
 from outrider.core.rope import Rope, inverse_frequencies
 from outrider.drafters.block_net import BlockLayer, BlockNet
 from outrider.drafters.block_state import ContextCache
+from outrider.drafters.head_kernels import side_by_side
 from outrider.drafters.head_layer import pack_, pack_matrix
 from outrider.kernels import CacheRows, Stack, StackLayer, build_stack
 
@@ -99,9 +100,10 @@ class KernelBackbone:
         self._rope = Rope(inverse_frequencies(shape.head_dim, shape.rope_theta, shape.rope_scaling))
         self._fc = pack_matrix(net.fc, dtype)
         self._hidden_norm_d = net.hidden_norm.weight.detach()
-        self._keys_values = pack_matrix(_all_keys_values(net), dtype)
-        attentions = [layer.self_attn for layer in net.blocks] if shape.qk_norm else []
-        self._k_norms = [attention.k_norm.weight.detach() for attention in attentions]
+        attentions = [layer.self_attn for layer in net.blocks]
+        keys, values = ([getattr(part, name) for part in attentions] for name in ("k_proj", "v_proj"))
+        self._keys_values = pack_matrix(side_by_side(*keys, *values), dtype)
+        self._k_norms = [attention.k_norm.weight.detach() for attention in attentions if shape.qk_norm]
         self._everything: dict[int, Tensor] = {}
 
     def context(self, features_MF: Tensor, positions: Seq[int]) -> Tensor:
@@ -146,16 +148,3 @@ def _stack_layer(layer: BlockLayer, dtype: str) -> StackLayer:
         (pack_matrix(mlp.gate_proj, dtype), pack_matrix(mlp.up_proj, dtype)),
         (pack_matrix(mlp.down_proj, dtype),),
     )
-
-
-def _all_keys_values(net: BlockNet) -> nn.Linear:
-    """The keys of all layers, then the values."""
-    attentions = [layer.self_attn for layer in net.blocks]
-    parts = [attention.k_proj for attention in attentions] + [attention.v_proj for attention in attentions]
-    bias = parts[0].bias is not None
-    with torch.device("meta"):
-        stacked = nn.Linear(parts[0].in_features, sum(part.out_features for part in parts), bias=bias)
-    stacked.weight = nn.Parameter(torch.cat([part.weight.detach() for part in parts]))
-    if bias:
-        stacked.bias = nn.Parameter(torch.cat([part.bias.detach() for part in parts]))
-    return stacked

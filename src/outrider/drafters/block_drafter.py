@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -25,8 +24,9 @@ from outrider.drafters.block_files import read_block
 from outrider.drafters.block_net import BlockConfig, BlockNet
 from outrider.drafters.block_parts import Parts, prepare_parts
 from outrider.drafters.block_state import BlockState, Said
+from outrider.drafters.catch_up import in_passes
 from outrider.drafters.chain import GREEDY_BELOW_TEMPERATURE, ChainDrafter, Run
-from outrider.drafters.head_fit import require_fit, require_host
+from outrider.drafters.head_fit import require_fit, require_host, require_width
 from outrider.errors import PairingError
 
 BlockRun = Run[BlockState]
@@ -71,7 +71,8 @@ class BlockDrafter(ChainDrafter[BlockState]):
         self.host = require_host(self.name, target)
         require_fit(what, net.config.trained_for(by_name=not other_target), target, self.host, identity)
         _require_layers(what, net.config, target.name, self.host.n_layers)
-        _require_width(what, net.config, target.name, self.host.hidden_size)
+        shares = {"embed_tokens": not net.config.own_embedding, "lm_head": not net.config.own_head}
+        require_width(what, net.config.layer.hidden_size, shares, target, self.host)
         self.config = net.config
         self.wants = tuple(layer for layer in net.config.layer_ids if layer >= 0)
         self.parts: Parts = prepare_parts(self.name, net, self.host, target.vocab_size, dtype)
@@ -104,7 +105,7 @@ class BlockDrafter(ChainDrafter[BlockState]):
 
     def _prepare(self, runs: list[BlockRun]) -> None:
         """Catches up with the text, and runs the blocks: of each as many rows as its budget needs."""
-        for batch in _batches(runs):
+        for batch in in_passes([(run, run.state.cache.end, run.state.held) for run in runs], PREFILL_CHUNK):
             self._read(batch)
         if not runs:
             return
@@ -179,24 +180,6 @@ def _last(run: BlockRun) -> int:
     return run.tokens[-1] if run.tokens else run.seq.tokens[-1]
 
 
-def _batches(runs: list[BlockRun]) -> Iterator[list[tuple[BlockRun, int, int]]]:
-    """Positions to catch up with, as (run, start, stop); at most PREFILL_CHUNK a batch."""
-    batch: list[tuple[BlockRun, int, int]] = []
-    free = PREFILL_CHUNK
-    for run in runs:
-        start, last = run.state.cache.end, run.state.held
-        while start < last:
-            stop = min(last, start + free)
-            batch.append((run, start, stop))
-            free -= stop - start
-            start = stop
-            if free == 0:
-                yield batch
-                batch, free = [], PREFILL_CHUNK
-    if batch:
-        yield batch
-
-
 def _require_layers(what: str, config: BlockConfig, name: str, n_layers: int) -> None:
     """Raises PairingError unless the target has the layers whose *outputs* the head reads; -1 is the embedding."""
     ids = config.layer_ids
@@ -204,14 +187,4 @@ def _require_layers(what: str, config: BlockConfig, name: str, n_layers: int) ->
         raise PairingError(
             f"{what}: its configuration says that it reads the outputs of the layers {list(ids)}, and {name} has "
             f"{n_layers} layers: needed are ascending ids from -1 (the embedding) to {n_layers - 1}"
-        )
-
-
-def _require_width(what: str, config: BlockConfig, name: str, width: int) -> None:
-    """Raises PairingError for a head that shares what it is too wide or too narrow for."""
-    lacks = [part for part, own in (("embed_tokens", config.own_embedding), ("lm_head", config.own_head)) if not own]
-    if lacks and config.layer.hidden_size != width:
-        raise PairingError(
-            f"{what} is {config.layer.hidden_size} wide, has no {' and no '.join(lacks)} of its own and cannot share "
-            f"that of {name}, which is {width} wide: take a head with {' and '.join(f'{p}.weight' for p in lacks)}"
         )

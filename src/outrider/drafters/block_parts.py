@@ -13,37 +13,25 @@ from functools import lru_cache
 import torch
 from torch import Tensor, nn
 
-from outrider import kernels
 from outrider.core.protocols import HeadHost
 from outrider.drafters.block_backbone import make_backbone
 from outrider.drafters.block_net import BlockNet, MarkovHead
 from outrider.drafters.block_state import Said
 from outrider.drafters.columns import Columns
-from outrider.drafters.head_layer import PACKED_DTYPES, pack_, pack_matrix
+from outrider.drafters.head_kernels import choose_dtype
+from outrider.drafters.head_layer import pack_, pack_matrix
 from outrider.drafters.reduced_vocab import ReducedVocab
-from outrider.errors import ConfigError
 
 REMEMBERED = 4096
 """Tokens whose embedding is remembered: nearly all of a text are among so many."""
-UNPACKED = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def prepare_parts(drafter: str, net: BlockNet, host: HeadHost, vocab_size: int, dtype: str) -> Parts:
-    """`net` on the target's device, in `dtype` ("auto": int8 where the CPU kernels run, float32 on other CPUs, the
-    network's own elsewhere). Uses up `net`. Raises ConfigError for a dtype that cannot be had."""
-    if dtype not in ("auto", *PACKED_DTYPES):
-        raise ConfigError(
-            f"{drafter}: dtype = {dtype!r} is not allowed: choose one of auto, {', '.join(PACKED_DTYPES)}"
-        )
+    """`net` on the target's device, in the `dtype` of `choose_dtype`. Uses up `net`. Raises ConfigError."""
     device = host.embed([0]).device
-    packs = device.type == "cpu" and kernels.available()
-    if dtype not in ("auto", *UNPACKED) and not packs:
-        raise ConfigError(f"{drafter}: dtype = {dtype!r} needs the CPU kernels ({kernels.why()}): take auto")
+    activations, packed = choose_dtype(drafter, dtype, device, net.dtype)
     _narrow_(net, vocab_size)
-    if packs:
-        return Parts(net.float().eval(), host, vocab_size, "int8" if dtype == "auto" else dtype)
-    automatic = torch.float32 if device.type == "cpu" else net.dtype
-    return Parts(net.to(device, UNPACKED.get(dtype, automatic)).eval(), host, vocab_size, None)
+    return Parts(net.to(device, activations).eval(), host, vocab_size, packed)
 
 
 class Parts:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import PurePath
 
@@ -56,6 +57,17 @@ def require_fit(
         raise PairingError(
             f"{what} was trained for {trained.name} and the target is {identity.names[0]}. {other}; if it is the same "
             "model under another name, say so with the option other_target=True"
+        )
+
+
+def require_width(what: str, width: int, shares: Mapping[str, bool], target: LanguageModel, host: HeadHost) -> None:
+    """Raises PairingError for a head that is too wide or too narrow for the target's matrices that it `shares`."""
+    lacks = [part for part, shared in shares.items() if shared]
+    if lacks and width != host.hidden_size:
+        raise PairingError(
+            f"{what} is {width} wide, has no {' and no '.join(lacks)} of its own and cannot share that of "
+            f"{target.name}, which is {host.hidden_size} wide: take a head with "
+            f"{' and '.join(f'{part}.weight' for part in lacks)}"
         )
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import copy
 from abc import abstractmethod
-from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -25,13 +24,13 @@ from torch import Tensor, nn
 from outrider.core.protocols import Committed, LanguageModel
 from outrider.core.step import PREFILL_CHUNK
 from outrider.core.types import Sequence, TargetIdentity
+from outrider.drafters.catch_up import in_passes
 from outrider.drafters.chain import GREEDY_BELOW_TEMPERATURE, ChainDrafter, Run
 from outrider.drafters.columns import Columns
-from outrider.drafters.head_fit import require_fit, require_host
+from outrider.drafters.head_fit import require_fit, require_host, require_width
 from outrider.drafters.head_kernels import choose_dtype, use_kernels_
-from outrider.drafters.recurrent_net import RecurrentConfig, RecurrentNet
+from outrider.drafters.recurrent_net import RecurrentNet
 from outrider.drafters.recurrent_state import RecurrentState
-from outrider.errors import PairingError
 
 ROWS_WITH_A_DRAFT = 16
 """So few rows are caught up with in the pass of the first draft token."""
@@ -72,7 +71,8 @@ class RecurrentDrafter(ChainDrafter[RecurrentState], Generic[N]):
         what = f"the head {head}" if isinstance(head, (str, Path)) else "the head"
         self.host = require_host(self.name, target)
         require_fit(what, net.config.trained_for(by_name=not other_target), target, self.host, identity)
-        _require_width(what, net.config, target.name, self.host.hidden_size)
+        shares = {"embed_tokens": not net.config.own_embedding, "lm_head": not net.config.own_head}
+        require_width(what, net.config.layer.hidden_size, shares, target, self.host)
         self.wants = self._layers(what, net, target.name)
         device = self.host.embed([0]).device
         self.dtype, packed = choose_dtype(self.name, dtype, device, net.dtype)
@@ -116,7 +116,9 @@ class RecurrentDrafter(ChainDrafter[RecurrentState], Generic[N]):
     @torch.inference_mode()
     def _prepare(self, runs: list[Run[RecurrentState]]) -> None:
         """Keys and values of all rows but the last of sequences that miss many, some hundred rows a pass."""
-        for batch in _batches(runs):
+        spans = [(run, run.state.settled, run.state.held - 1) for run in runs]
+        many = [(run, start, stop) for run, start, stop in spans if stop - start > ROWS_WITH_A_DRAFT]
+        for batch in in_passes(many, PREFILL_CHUNK):
             self._count([run.state for run, _, _ in batch])
             tokens = [token for run, start, stop in batch for token in run.seq.tokens[start + 1 : stop + 1]]
             g_Md = torch.cat([self._fused(run, start, stop) for run, start, stop in batch])
@@ -172,31 +174,3 @@ class RecurrentDrafter(ChainDrafter[RecurrentState], Generic[N]):
         self.passes += 1
         for state in states:
             state.count_pass()
-
-
-def _require_width(what: str, config: RecurrentConfig, name: str, width: int) -> None:
-    """Raises PairingError for a head that shares what it is too wide or too narrow for."""
-    lacks = [part for part, own in (("embed_tokens", config.own_embedding), ("lm_head", config.own_head)) if not own]
-    if lacks and config.layer.hidden_size != width:
-        raise PairingError(
-            f"{what} is {config.layer.hidden_size} wide, has no {' and no '.join(lacks)} of its own and cannot share "
-            f"that of {name}, which is {width} wide: take a head with {' and '.join(f'{p}.weight' for p in lacks)}"
-        )
-
-
-def _batches(runs: list[Run[RecurrentState]]) -> Iterator[list[tuple[Run[RecurrentState], int, int]]]:
-    """Rows to catch up with, as (run, start, stop) by sequence; at most PREFILL_CHUNK rows a batch."""
-    batch: list[tuple[Run[RecurrentState], int, int]] = []
-    free = PREFILL_CHUNK
-    for run in runs:
-        start, last = run.state.settled, run.state.held - 1
-        while start < last and last - run.state.settled > ROWS_WITH_A_DRAFT:
-            stop = min(last, start + free)
-            batch.append((run, start, stop))
-            free -= stop - start
-            start = stop
-            if free == 0:
-                yield batch
-                batch, free = [], PREFILL_CHUNK
-    if batch:
-        yield batch
