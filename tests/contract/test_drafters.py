@@ -19,6 +19,7 @@ from outrider.core.protocols import Drafter
 from outrider.core.registry import DRAFTERS, drafter_class
 from outrider.core.rng import CounterRng, ExhaustiveRng, Rng
 from outrider.core.types import SamplingParams, Sequence
+from outrider.drafters.block_drafter import BlockDrafter
 from outrider.drafters.cascade import CascadeDrafter
 from outrider.drafters.draft_model import DraftModelDrafter
 from outrider.drafters.fixed import FixedDrafter
@@ -309,6 +310,26 @@ def test_a_cascade_that_turns_sampled_drafts_down_is_caught(monkeypatch: pytest.
     assert distance(cascade(), "block", 2) < 1e-12
     monkeypatch.setattr("outrider.drafters.cascade.SAMPLED", ())
     assert distance(cascade(), "block", 2) > 0.01
+
+
+def test_a_confidence_that_looks_at_its_own_token_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mutant decides as a confidence head does, but one token later: it drops a token for what it turned out to
+    be (2607.05147, appendix A)."""
+
+    def dspark() -> Drafter:
+        return FACTORIES["dspark"]["probabilistic"](watched(1, vocab=2))
+
+    def drop(self: BlockDrafter, run: Any, token: int, peak: float, probability: float) -> None:
+        if token == 1:
+            run.q_rows.pop()
+            run.done = True
+        else:
+            take(self, run, token, peak, probability)
+
+    assert distance(dspark(), "block", 2) < 1e-12
+    take = BlockDrafter._take
+    monkeypatch.setattr(BlockDrafter, "_take", drop)
+    assert distance(dspark(), "block", 2) > 0.01
 
 
 def test_the_documented_drafter_works() -> None:
