@@ -10,31 +10,34 @@ constexpr std::size_t kSplit = 128;
 constexpr std::size_t kTileHeads = 3;
 constexpr std::size_t kReuse = 32;     // positions that stay in the first-level cache for all rows of a tile
 constexpr std::size_t kTileRows = 8;
+constexpr std::size_t kTileKeys = Vec::kLanes == 16 ? 8 : 4;
 constexpr std::size_t kRowBlock = 64;
 constexpr std::size_t kMergeAlone = 65536;
 
 inline Vec::F load_lanes(const float* p) { return Vec::load(p); }
 inline Vec::F load_lanes(const std::uint16_t* p) { return Vec::bf16(p); }
 
-// scores[h * kSplit + i] = q[h] . keys[offsets[i]], for Q heads of one row; fills whole fours.
+// scores[h * kSplit + i] = q[h] . keys[offsets[i]], for Q heads of one row; fills whole tiles of keys.
 template <int Q, class T>
 void score_tile(const float* q, const T* keys, const std::size_t* offsets, std::size_t count, std::size_t width,
                 float* scores) {
-  for (std::size_t i = 0; i < count; i += 4) {
-    const T* key[4];
-    for (std::size_t j = 0; j < 4; ++j) key[j] = keys + offsets[i + j < count ? i + j : count - 1];
-    Vec::F sum[Q][4];
+  for (std::size_t i = 0; i < count; i += kTileKeys) {
+    const T* key[kTileKeys];
+    for (std::size_t j = 0; j < kTileKeys; ++j) key[j] = keys + offsets[i + j < count ? i + j : count - 1];
+    Vec::F sum[Q][kTileKeys / 4][4];
     for (int h = 0; h < Q; ++h)
-      for (int j = 0; j < 4; ++j) sum[h][j] = Vec::all(0.0f);
+      for (std::size_t j = 0; j < kTileKeys; ++j) sum[h][j / 4][j % 4] = Vec::all(0.0f);
     for (std::size_t d = 0; d < width; d += Vec::kLanes) {
       Vec::F query[Q];
       for (int h = 0; h < Q; ++h) query[h] = Vec::load(q + h * width + d);
-      for (int j = 0; j < 4; ++j) {
-        const Vec::F lanes = load_lanes(key[j] + d);
-        for (int h = 0; h < Q; ++h) sum[h][j] = Vec::fma(query[h], lanes, sum[h][j]);
+      for (std::size_t j = 0; j < kTileKeys; ++j) {
+        Vec::F lanes = load_lanes(key[j] + d);
+        Vec::hold(lanes);
+        for (int h = 0; h < Q; ++h) sum[h][j / 4][j % 4] = Vec::fma(query[h], lanes, sum[h][j / 4][j % 4]);
       }
     }
-    for (int h = 0; h < Q; ++h) Vec::store_sums(sum[h], scores + h * kSplit + i);
+    for (int h = 0; h < Q; ++h)
+      for (std::size_t j = 0; j < kTileKeys; j += 4) Vec::store_sums(sum[h][j / 4], scores + h * kSplit + i + j);
   }
 }
 
@@ -51,7 +54,8 @@ inline void mix_columns(const float* weights, const T* values, const std::size_t
     Vec::F weight[Q];
     for (int h = 0; h < Q; ++h) weight[h] = Vec::all(weights[h * kSplit + i]);
     for (int v = 0; v < N; ++v) {
-      const Vec::F lanes = load_lanes(value + v * Vec::kLanes);
+      Vec::F lanes = load_lanes(value + v * Vec::kLanes);
+      Vec::hold(lanes);
       for (int h = 0; h < Q; ++h) sum[h][v] = Vec::fma(weight[h], lanes, sum[h][v]);
     }
   }

@@ -17,6 +17,7 @@ struct Vec {
   using F = __m256;
 
   static F load(const float* p) { return _mm256_loadu_ps(p); }
+  static void hold(F& v) { __asm__("" : "+x"(v)); }  // in a register: else the compiler loads it for each use
   static void store(float* p, F v) { _mm256_storeu_ps(p, v); }
   static F all(float x) { return _mm256_set1_ps(x); }
   static F fma(F a, F b, F c) { return _mm256_fmadd_ps(a, b, c); }

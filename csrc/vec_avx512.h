@@ -17,6 +17,7 @@ struct Vec {
   using F = __m512;
 
   static F load(const float* p) { return _mm512_loadu_ps(p); }
+  static void hold(F& v) { __asm__("" : "+v"(v)); }  // in a register: else the compiler loads it for each use
   static void store(float* p, F v) { _mm512_storeu_ps(p, v); }
   static F all(float x) { return _mm512_set1_ps(x); }
   static F fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }

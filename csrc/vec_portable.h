@@ -22,6 +22,7 @@ struct Vec {
     std::memcpy(&v, p, sizeof(v));
     return v;
   }
+  static void hold(F&) {}
   static void store(float* p, F v) { std::memcpy(p, &v, sizeof(v)); }
   static F all(float x) { return F{x, x, x, x}; }
   static F fma(F a, F b, F c) { return a * b + c; }
