@@ -19,7 +19,7 @@ from outrider.drafters.block_net import BlockNet, MarkovHead
 from outrider.drafters.block_state import Said
 from outrider.drafters.columns import Columns
 from outrider.drafters.head_kernels import choose_dtype
-from outrider.drafters.head_layer import pack_, pack_matrix
+from outrider.drafters.head_layer import PackedMatrix, pack_matrix
 from outrider.drafters.reduced_vocab import ReducedVocab
 
 REMEMBERED = 4096
@@ -47,14 +47,23 @@ class Parts:
         self._own_head = net.lm_head is not None
         self._head = self._make_head(net, packed)
         net.markov_head = net.confidence_head = net.lm_head = net.embed_tokens = None
-        if self._markov is not None and packed is not None:
-            pack_(self._markov, "int8" if packed == "int4" else packed)
+        if self._markov is not None:
+            self._bias = self._make_bias(self._markov, packed)
         self.backbone = make_backbone(net, packed)
 
     def _make_head(self, net: BlockNet, packed: str | None) -> Callable[[Tensor], Tensor]:
         if net.lm_head is None:
             return self._host.head_rows(net.vocab.ids_S.tolist())
         return net.lm_head if packed is None else pack_matrix(net.lm_head, packed)
+
+    def _make_bias(self, markov: MarkovHead, packed: str | None) -> Callable[[Tensor], Tensor]:
+        """From what the Markov head reads to what it adds to the logits. In 4 bits it would say too little."""
+        if packed is None:
+            return markov.markov_w2
+        dtype = "int8" if packed == "int4" else packed
+        if markov.recurrent:
+            setattr(markov, "joint_proj", PackedMatrix(markov.joint_proj, dtype))  # noqa: B010
+        return pack_matrix(markov.markov_w2, dtype)
 
     @property
     def sure(self) -> bool:
@@ -100,7 +109,7 @@ class Parts:
             assert state_nr is not None, "a recurrent head without a state"
             for n, (block, _, _) in enumerate(places):
                 block.markov_1r = state_nr[n : n + 1]
-        return logits_nS.add_(markov.markov_w2(read_nr).to(logits_nS))
+        return logits_nS.add_(self._bias(read_nr).to(logits_nS))
 
 
 def _rows(parts: list[Tensor]) -> Tensor:
