@@ -185,10 +185,11 @@ void stack_quant_linear(Stack& stack, const std::string& role, Address packed, A
 }
 
 void run_stack(const Stack& stack, Address x, Address out, std::size_t rows, Address cos, Address sin, std::size_t table,
-               Address positions, const std::vector<std::int64_t>& spans, const std::vector<std::size_t>& taps, Address features) {
+               Address positions, const std::vector<std::int64_t>& spans, const std::vector<std::size_t>& taps, Address features,
+               Address read) {
   require_positions(at<std::int64_t>(positions), rows, table);
   const StackPass pass{at<float>(x), at<float>(out), rows, at<float>(cos), at<float>(sin), at<std::int64_t>(positions),
-                       spans_of(spans, rows), taps, at<float>(features)};
+                       spans_of(spans, rows), taps, at<float>(features), at<float>(read)};
   if (rows * stack.row_work() < kLongCall) return stack.run(pass);
   nb::gil_scoped_release release;
   stack.run(pass);
@@ -197,6 +198,7 @@ void run_stack(const Stack& stack, Address x, Address out, std::size_t rows, Add
 }  // namespace
 
 NB_MODULE(_kernels, m) {
+  using namespace nb::literals;
   nb::set_leak_warnings(false);  // the chosen level lives until the process ends
   m.def("available_levels", &available_levels);
   m.def("set_threads", &set_threads);
@@ -223,7 +225,8 @@ NB_MODULE(_kernels, m) {
       .def("linear", &stack_linear)
       .def("quant_linear", &stack_quant_linear)
       .def("last_norm", [](Stack& stack, Address norm) { stack.set_last_norm(at<float>(norm)); })
-      .def("run", &run_stack);
+      .def("run", &run_stack, "x"_a, "out"_a, "rows"_a, "cos"_a, "sin"_a, "table"_a, "positions"_a, "spans"_a, "taps"_a,
+           "features"_a, "read"_a = 0);
 }
 
 }  // namespace outrider

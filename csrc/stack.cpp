@@ -102,7 +102,7 @@ void Stack::attend(std::size_t index, const StackPass& pass, const Buffers& to) 
   const StackLayer& layer = layers_[index];
   const std::size_t width = shape_.width, step = joint_heads() * width;
   const std::size_t cache_bytes = 2 * shape_.kv_heads * width * (shape_.cache == Dtype::kF32 ? 4 : 2);
-  product(layer.qkv, to.inner, to.qkv, pass.rows);
+  product(layer.qkv, index == 0 && pass.read ? pass.read : to.inner, to.qkv, pass.rows);
   if (layer.q_norm) norm_heads(layer, to.qkv, pass.rows);
   kernels_->rope(to.qkv, pass.cos, pass.sin, pass.positions, pass.rows, step, shape_.heads + shape_.kv_heads, width);
   std::size_t first = 0;
@@ -132,7 +132,7 @@ void Stack::run(const StackPass& pass) const {
   std::unique_ptr<float[]> own(rows > kKeptRows ? new float[floats] : nullptr);
   float* memory = own ? own.get() : static_cast<float*>(Scratch::of_thread().room(2, floats * sizeof(float)));
   const Buffers to(shape_, rows, memory);
-  kernels_->rms_norm(pass.x, nullptr, layers_.front().attention_norm, to.inner, rows, hidden, shape_.eps);
+  if (!pass.read) kernels_->rms_norm(pass.x, nullptr, layers_.front().attention_norm, to.inner, rows, hidden, shape_.eps);
   for (std::size_t index = 0; index < layers_.size(); ++index) {
     const bool last = index + 1 == layers_.size();
     attend(index, pass, to);

@@ -56,6 +56,7 @@ struct StackPass {
   std::vector<StackSpan> spans;      // their rows, in order, are those of the pass
   std::vector<std::size_t> taps;     // layers after which x is copied
   float* features;                   // [rows][taps][hidden]
+  const float* read = nullptr;       // [rows][inputs of the first qkv]: read there instead of a norm of x
 };
 
 class Stack {

@@ -279,3 +279,32 @@ def test_reads_and_writes_outside_a_tensor_are_refused() -> None:
     ):
         with pytest.raises(IndexError, match=what):
             call(**wrong)
+
+
+@pytest.mark.parametrize("rows", [1, 5])
+def test_what_the_first_attention_reads_can_be_given(level: str, rows: int) -> None:
+    """Given the norm of x, it is the stack that makes it; wider matrices read wider rows."""
+    torch.manual_seed(1)
+    heads, d, ffn = (4, 2, 16), 64, 96
+    norms = 1 + 0.2 * torch.randn(3, d)
+
+    def matrix(outputs: int, inputs: int) -> kernels.PackedLinear:
+        return kernels.pack_linear(0.2 * torch.randn(outputs, inputs))
+
+    qkv = matrix(128, d)
+    rest = (None, None, (matrix(d, 64),), norms[1], (matrix(2 * ffn, d),), (matrix(d, ffn),))
+    layer = kernels.StackLayer(norms[0], (qkv,), *rest)
+    x, angles, outs = torch.randn(rows, d), torch.outer(torch.arange(8.0), torch.rand(8)), []
+    for reads in (None, d):
+        stack = kernels.build_stack([layer], norms[2], heads=heads, eps=1e-5, cache_dtype=torch.float32, reads=reads)
+        assert stack is not None
+        store = torch.zeros(1, 2, 8, 2, 16)
+        span = kernels.CacheRows(rows, store, 0, torch.arange(1, rows + 1, dtype=torch.int32), None, None)
+        own, read = x.clone(), None if reads is None else kernels.rms_norm(x, norms[0], 1e-5)
+        normed, _ = stack.run(own, torch.arange(rows), angles.cos(), angles.sin(), [span], read_MK=read)
+        outs.append((normed, own, store))
+    with pytest.raises(AssertionError, match="reads a norm of x, or what is given"):
+        stack.run(x.clone(), torch.arange(rows), angles.cos(), angles.sin(), [span])
+    with pytest.raises(AssertionError, match="qkv reads rows of another width than 128"):
+        kernels.build_stack([layer], norms[2], heads=heads, eps=1e-5, cache_dtype=torch.float32, reads=128)
+    assert all(torch.equal(a, b) for a, b in zip(*outs, strict=True))

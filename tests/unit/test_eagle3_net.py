@@ -16,9 +16,9 @@ from outrider.core.json_file import JsonObject
 from outrider.core.rope import RopeScaling
 from outrider.drafters.eagle3_net import Eagle3Net, training_time_test
 from outrider.drafters.head_cache import HeadCache
-from outrider.drafters.head_kernels import use_kernels_
 from outrider.drafters.head_layer import LayerShape
 from outrider.drafters.head_training import Aims, Lesson
+from outrider.drafters.recurrent_core import Core, Span, StackCore, TorchCore, make_core
 from outrider.errors import ModelFileError
 from tests.tiny_head import SHAPE, random_head
 
@@ -114,21 +114,21 @@ def reference(net: Eagle3Net, features: Tensor, tokens: list[int], drafted: list
     return torch.stack(logits)
 
 
-def drafted_logits(net: Eagle3Net, features: Tensor, tokens: list[int], drafted: list[int]) -> Tensor:
+def drafted_logits(
+    net: Eagle3Net, features: Tensor, tokens: list[int], drafted: list[int], core: Core | None = None
+) -> Tensor:
     """The same by the network's parts and the cache, as the drafter puts them together."""
     assert net.embed_tokens is not None
-    attention, cache, logits = net.midlayer.self_attn, HeadCache(0), []
+    assert net.lm_head is not None
+    core, cache, logits = core or TorchCore(net), HeadCache(0), []
     carried = net.fuse(features[: len(tokens) - 1])
     for t, token in enumerate([*tokens, *drafted][1:]):
         g = carried[t : t + 1] if t < len(tokens) - 1 else carried[-1:]
-        position = torch.tensor([t])
-        x, residual = net.inputs(net.embed_tokens(torch.tensor([token])), g)
-        q, k, v = attention.project(x, position)
-        cache.append(k.detach(), v.detach())
-        if t >= len(tokens) - 2:
-            mixed = attention.mix(q[0], cache, 100)[None]
-            normed, carried = net.finish(residual, mixed)
-            assert net.lm_head is not None
+        rows = net.inputs(net.embed_tokens(torch.tensor([token])), g.clone())
+        if t < len(tokens) - 2:
+            core.fill(*rows, [Span(cache, 1, 100)])
+        else:
+            normed, carried = core.last(*rows, [Span(cache, 1, 100)])
             logits.append(net.lm_head(normed)[0].float())
     return torch.stack(logits)
 
@@ -299,51 +299,81 @@ def test_bfloat16_is_close() -> None:
     assert float((a - b).abs().max()) < 0.1 * float(a.abs().max())
 
 
-@pytest.mark.skipif(not kernels.available(), reason="without kernels nothing is packed")
-@pytest.mark.parametrize("fields", [*SWITCHES, {"n_heads": 8, "n_kv_heads": 4, "head_dim": 8}], ids=str)
-def test_the_kernels_compute_the_same(fields: dict[str, Any]) -> None:
-    """One row and one token after the other; heads that the attention kernel does not take run in torch."""
+def fast_and_exact(dtype: str, **fields: Any) -> tuple[Tensor, Tensor, Core]:
+    """Logits of a head by torch and by the kernels, and what ran there."""
     exact = head(**fields).float()
     features, ids = inputs(exact, 6)
     fast = copy.deepcopy(exact)
-    use_kernels_(fast, "float32")
+    core = make_core(fast, dtype)
     assert not any(isinstance(module, torch.nn.Linear) for module in fast.modules())
-    before = kernels.fast_calls()
     with torch.no_grad():
-        a, b = (drafted_logits(net, features.float(), ids.tolist(), [3, 5]) for net in (exact, fast))
-    ran = {name for name, count in kernels.fast_calls().items() if count > before.get(name, 0)}
+        a = drafted_logits(exact, features.float(), ids.tolist(), [3, 5])
+        b = drafted_logits(fast, features.float(), ids.tolist(), [3, 5], core)
+    return a, b, core
+
+
+@pytest.mark.skipif(not kernels.available(), reason="without kernels nothing is packed")
+@pytest.mark.parametrize("fields", [*SWITCHES, {"n_heads": 8, "n_kv_heads": 4, "head_dim": 8}], ids=str)
+def test_the_kernels_compute_the_same(fields: dict[str, Any]) -> None:
+    """In one call a token, but for heads that the attention kernel does not take."""
+    before = kernels.fast_calls().get("stack", 0)
+    a, b, core = fast_and_exact("float32", **fields)
     assert torch.allclose(a, b, rtol=1e-4, atol=1e-5)
-    assert ran >= {"linear", "rms_norm", "add_rms_norm_", "swiglu"}
-    assert ({"attention", "rope_"} <= ran) == (fields.get("head_dim") != 8)
+    in_one_call = fields.get("head_dim") != 8
+    assert isinstance(core, StackCore if in_one_call else TorchCore)
+    assert kernels.fast_calls().get("stack", 0) - before == (7 if in_one_call else 0)
 
 
 @pytest.mark.skipif(not kernels.available(), reason="without kernels nothing is packed")
 @pytest.mark.parametrize(("dtype", "error"), [("int8", 0.1), ("int4", 0.9), ("bfloat16", 0.05)])
 def test_packed_matrices_are_close(dtype: str, error: float) -> None:
-    exact = head().float()
-    features, ids = inputs(exact, 6)
-    packed = copy.deepcopy(exact)
-    use_kernels_(packed, dtype)
-    with torch.no_grad():
-        a, b = (drafted_logits(net, features.float(), ids.tolist(), [3]) for net in (exact, packed))
+    a, b, _ = fast_and_exact(dtype)
     assert 0 < float((a - b).abs().max()) < error * float(a.abs().max())
 
 
+@pytest.mark.skipif(not kernels.available(), reason="without kernels nothing is packed")
+@pytest.mark.parametrize("window", [3, 100])
+def test_rows_of_several_sequences_at_once_are_those_of_each_alone(window: int) -> None:
+    """Also where torch does it, and where the window cuts."""
+    net = head().float()
+    fast = copy.deepcopy(net)
+    cores: list[Core] = [TorchCore(net), make_core(fast, "float32")]
+    generator = torch.Generator().manual_seed(3)
+    first, rows, tail = (torch.randn(n, 2, 64, generator=generator) for n in (4, 5, 2))
+    results = []
+    for core in cores:
+        by_one, together = [], []
+        caches = [HeadCache(0), HeadCache(7), HeadCache(0), HeadCache(7)]
+
+        def made(part: Tensor) -> tuple[Tensor, Tensor]:
+            return net.inputs(part[:, 0], part[:, 1].clone())
+
+        with torch.no_grad():
+            for cache in caches:
+                core.fill(*made(first), [Span(cache, 4, window)])
+            both = [Span(caches[0], 5, window), Span(caches[1], 2, window)]
+            together = list(core.last(*made(torch.cat([rows, tail])), both)[0])
+            for cache, part in zip(caches[2:], (rows, tail), strict=True):
+                for i in range(len(part)):
+                    one = core.last(*made(part[i : i + 1]), [Span(cache, 1, window)])[0][0]
+                by_one.append(one)
+        for a, b in zip(together, by_one, strict=True):
+            assert torch.allclose(a, b, atol=1e-5)
+        results.append(torch.stack(together))
+    assert torch.allclose(*results, rtol=1e-4, atol=1e-5)
+
+
 def test_the_cache_keeps_its_window_and_forgets_drafts() -> None:
-    cache = HeadCache(10)
-    rows = torch.randn(200, 1, 4)
-    cache.append(rows[:150], rows[:150])
-    cache.append(rows[150:], rows[150:])
-    q = torch.randn(2, 4)
-    attention = head(n_heads=2, n_kv_heads=1, head_dim=4).midlayer.self_attn
-    before = attention.mix(q, cache, 20)
-    cache.append(rows[:3], rows[:3])
+    cache, rows = HeadCache(10), torch.randn(2, 200, 1, 4)
+    cache.append(rows[:, :150])
+    cache.append(rows[:, 150:])
+    before = cache.last(20)
+    cache.append(rows[:, :3])
     cache.truncate(210)
     cache.keep_last(20)
     assert (cache.start, cache.end, cache.length) == (190, 210, 20)
-    assert torch.allclose(attention.mix(q, cache, 20), before)
-    scores = (rows[180:, 0] @ q.T / 2).softmax(0)
-    assert torch.allclose(before, scores.T @ rows[180:, 0], atol=1e-5)
+    assert torch.equal(cache.last(20), before)
+    assert torch.equal(before, rows[:, 180:])
 
 
 @pytest.mark.parametrize(

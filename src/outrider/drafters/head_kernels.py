@@ -1,6 +1,6 @@
-"""A head's modules on the CPU kernels: the same arithmetic and interface as in `head_layer`, for drafting only.
+"""A head on the CPU kernels, for drafting only: in which precision, and its matrices and norms one by one.
 
-Shapes: as in head_layer.py.
+Shapes: M rows, d width.
 """
 
 from __future__ import annotations
@@ -9,11 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from outrider import kernels
-from outrider.core.rope import Rope, inverse_frequencies
-from outrider.drafters.head_cache import HeadCache
-from outrider.drafters.head_layer import PACKED_DTYPES, Attention, LayerShape, Mlp, RmsNorm, pack_, pack_matrix
+from outrider.drafters.head_layer import PACKED_DTYPES, RmsNorm, pack_
 from outrider.errors import ConfigError
-from outrider.kernels.ops import HEAD_STEP
 
 TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -35,16 +32,12 @@ def choose_dtype(drafter: str, dtype: str, device: torch.device, own: torch.dtyp
 
 
 def use_kernels_(net: nn.Module, dtype: str) -> None:
-    """Hands the work of `net` to the kernels: it can no longer be trained, and all activations are float32. `dtype` is
-    one of PACKED_DTYPES."""
+    """Hands matrices and norms of `net` to the kernels: it can no longer be trained, and all activations are float32.
+    `dtype` is one of PACKED_DTYPES."""
     net.float()
     for module in list(net.modules()):
         for name, child in list(module.named_children()):
-            if isinstance(child, Attention) and child.head_dim % HEAD_STEP == 0:
-                setattr(module, name, KernelAttention(child, dtype))
-            elif isinstance(child, Mlp):
-                setattr(module, name, KernelMlp(child, dtype))
-            elif isinstance(child, RmsNorm):
+            if isinstance(child, RmsNorm):
                 setattr(module, name, KernelNorm(child))
     pack_(net, dtype)
 
@@ -67,56 +60,17 @@ class KernelNorm(nn.Module):
         return x_Md, normed_Md
 
 
-class KernelMlp(nn.Module):
-    """`Mlp` with gate and up as one matrix."""
-
-    def __init__(self, mlp: Mlp, dtype: str) -> None:
-        super().__init__()
-        self._gate_up = pack_matrix(side_by_side(mlp.gate_proj, mlp.up_proj), dtype)
-        self._down = pack_matrix(mlp.down_proj, dtype)
-
-    def forward(self, x_Md: Tensor) -> Tensor:
-        return self._down(kernels.swiglu(self._gate_up(x_Md)))
-
-
-class KernelAttention(nn.Module):
-    """`Attention` with queries, keys and values as one matrix."""
-
-    def __init__(self, attention: Attention, dtype: str) -> None:
-        super().__init__()
-        shape: LayerShape = attention.shape
-        self._qkv = pack_matrix(side_by_side(attention.q_proj, attention.k_proj, attention.v_proj), dtype)
-        self._output = pack_matrix(attention.o_proj, dtype)
-        self._norms = (KernelNorm(attention.q_norm), KernelNorm(attention.k_norm)) if shape.qk_norm else None
-        self._split = (shape.n_heads, shape.n_heads + shape.n_kv_heads)
-        self._heads = (shape.n_heads + 2 * shape.n_kv_heads, shape.head_dim)
-        self._rope = Rope(inverse_frequencies(shape.head_dim, shape.rope_theta, shape.rope_scaling))
-
-    def project(self, x_MK: Tensor, positions_M: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        qkv_MXD = self._qkv(x_MK).view(len(x_MK), *self._heads)
-        q_MHD, k_MGD, v_MGD = torch.tensor_split(qkv_MXD, self._split, dim=1)
-        if self._norms is not None:
-            for norm, part in zip(self._norms, (q_MHD, k_MGD), strict=True):
-                part.copy_(norm(part))
-        cos_TR, sin_TR = self._rope.tables(int(positions_M.max()) + 1)
-        kernels.rope_(q_MHD, k_MGD, cos_TR, sin_TR, positions_M)
-        return q_MHD, k_MGD, v_MGD
-
-    def mix(self, q_HD: Tensor, cache: HeadCache, window: int) -> Tensor:
-        keys_TGD, values_TGD = cache.last(window)
-        end_1 = torch.tensor([len(keys_TGD)], dtype=torch.int32)
-        return kernels.attention(q_HD[None], keys_TGD, values_TGD, end_1)[0]
-
-    def output(self, mixed_MHD: Tensor) -> Tensor:
-        return self._output(mixed_MHD.flatten(-2))
+def as_linear(weight_NK: Tensor, bias_N: Tensor | None = None) -> nn.Linear:
+    """A matrix that is not trained."""
+    with torch.device("meta"):
+        linear = nn.Linear(weight_NK.shape[1], weight_NK.shape[0], bias=bias_N is not None)
+    linear.weight = nn.Parameter(weight_NK.detach(), requires_grad=False)
+    if bias_N is not None:
+        linear.bias = nn.Parameter(bias_N.detach(), requires_grad=False)
+    return linear
 
 
 def side_by_side(*linears: nn.Linear) -> nn.Linear:
     """One matrix that reads the same rows; its outputs are theirs, one behind the other."""
-    first, outputs = linears[0], sum(linear.out_features for linear in linears)
-    with torch.device("meta"):
-        stacked = nn.Linear(first.in_features, outputs, bias=first.bias is not None)
-    stacked.weight = nn.Parameter(torch.cat([linear.weight.detach() for linear in linears]), requires_grad=False)
-    if first.bias is not None:
-        stacked.bias = nn.Parameter(torch.cat([linear.bias.detach() for linear in linears]), requires_grad=False)
-    return stacked
+    biases: list[Tensor] = [linear.bias for linear in linears if linear.bias is not None]
+    return as_linear(torch.cat([linear.weight for linear in linears]), torch.cat(biases) if biases else None)

@@ -17,7 +17,6 @@ from torch.nn import functional as F
 
 from outrider.core.json_file import JsonObject
 from outrider.core.rope import Rope, RopeScaling, inverse_frequencies, read_rope
-from outrider.drafters.head_cache import HeadCache
 from outrider.errors import ModelFileError
 from outrider.kernels import (
     PackedLinear,
@@ -150,16 +149,6 @@ class Attention(nn.Module):
         self._qk_norm = shape.qk_norm
         self.shape = shape
         self._rope: Rope | None = None
-
-    def project(self, x_MK: Tensor, positions_M: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries [M, H, D], keys and values [M, G, D] each; the first two rotated."""
-        return self.queries(x_MK, positions_M), *self.keys_values(x_MK, positions_M)
-
-    def mix(self, q_HD: Tensor, cache: HeadCache, window: int) -> Tensor:
-        """[H, D]: what the row at the cache's last position reads from the last `window` positions, itself included."""
-        k_GTD, v_GTD = (part_TGD.transpose(0, 1) for part_TGD in cache.last(window))
-        q_GHD = q_HD.view(len(k_GTD), -1, q_HD.shape[-1])
-        return F.scaled_dot_product_attention(q_GHD, k_GTD, v_GTD).reshape(q_HD.shape)
 
     def queries(self, x_MK: Tensor, positions_M: Tensor) -> Tensor:
         """[M, H, D], rotated."""

@@ -3,10 +3,9 @@
 Row t of the head reads the target's features of position t and the embedding of token t + 1, and says what token t + 2
 may be. Behind the last committed token it goes on with its own output in the place of the features. The keys and values
 of committed rows are always made from the target's features: those of drafted rows are forgotten after the round. They
-depend on their own row alone, so catching up computes nothing behind them, for every row but the last.
+depend on their own row alone.
 
-Shapes: T positions, M rows, n sequences in a step, d head width, F target features, K inputs of the attention, S draft
-vocabulary, H query heads, G key-value heads, D head width of the attention.
+Shapes: T positions, M rows, n sequences in a step, d head width.
 """
 
 from __future__ import annotations
@@ -14,12 +13,11 @@ from __future__ import annotations
 import copy
 from abc import abstractmethod
 from collections.abc import Sequence as Seq
-from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Generic, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from outrider.core.protocols import Committed, LanguageModel
 from outrider.core.step import PREFILL_CHUNK
@@ -28,7 +26,8 @@ from outrider.drafters.catch_up import in_passes
 from outrider.drafters.chain import GREEDY_BELOW_TEMPERATURE, ChainDrafter, Run
 from outrider.drafters.columns import Columns
 from outrider.drafters.head_fit import require_fit, require_host, require_width
-from outrider.drafters.head_kernels import choose_dtype, use_kernels_
+from outrider.drafters.head_kernels import as_linear, choose_dtype
+from outrider.drafters.recurrent_core import Core, Span, make_core
 from outrider.drafters.recurrent_net import RecurrentNet
 from outrider.drafters.recurrent_state import RecurrentState
 
@@ -80,9 +79,10 @@ class RecurrentDrafter(ChainDrafter[RecurrentState], Generic[N]):
         ids_S = net.vocab.ids_S[net.vocab.ids_S < target.vocab_size].cpu()  # the others are padding, never proposed
         self.columns = Columns(ids_S, target.vocab_size)
         if net.lm_head is not None:
-            net.lm_head.weight = nn.Parameter(net.lm_head.weight[: len(ids_S)])
-        if packed is not None:
-            use_kernels_(self.net, packed)
+            net.lm_head = as_linear(net.lm_head.weight[: len(ids_S)])
+        elif packed is not None:
+            net.lm_head = as_linear(self.host.head_weights(ids_S.tolist()))
+        self.core: Core = make_core(self.net, packed)
         self._head = net.lm_head if net.lm_head is not None else self.host.head_rows(ids_S.tolist())
         self.passes = 0
 
@@ -116,19 +116,15 @@ class RecurrentDrafter(ChainDrafter[RecurrentState], Generic[N]):
     @torch.inference_mode()
     def _prepare(self, runs: list[Run[RecurrentState]]) -> None:
         """Keys and values of all rows but the last of sequences that miss many, some hundred rows a pass."""
-        spans = [(run, run.state.settled, run.state.held - 1) for run in runs]
-        many = [(run, start, stop) for run, start, stop in spans if stop - start > ROWS_WITH_A_DRAFT]
+        behind = [(run, run.state.settled, run.state.held - 1) for run in runs]
+        many = [(run, start, stop) for run, start, stop in behind if stop - start > ROWS_WITH_A_DRAFT]
         for batch in in_passes(many, PREFILL_CHUNK):
             self._count([run.state for run, _, _ in batch])
             tokens = [token for run, start, stop in batch for token in run.seq.tokens[start + 1 : stop + 1]]
             g_Md = torch.cat([self._fused(run, start, stop) for run, start, stop in batch])
-            positions_M = torch.cat([torch.arange(start, stop) for _, start, stop in batch])
-            x_MK, _ = self.net.inputs(self._embedded(tokens), g_Md)
-            _, k_MGD, v_MGD = self.net.midlayer.self_attn.project(x_MK, positions_M)
-            counts = [stop - start for _, start, stop in batch]
-            parts = zip(batch, torch.split(k_MGD, counts), torch.split(v_MGD, counts), strict=True)
-            for (run, _, stop), k_mGD, v_mGD in parts:
-                run.state.cache.append(k_mGD, v_mGD)
+            spans = [Span(run.state.cache, stop - start, run.state.window) for run, start, stop in batch]
+            self.core.fill(*self.net.inputs(self._embedded(tokens), g_Md), spans)
+            for run, _, stop in batch:
                 run.state.settled = stop
 
     @torch.inference_mode()
@@ -136,24 +132,15 @@ class RecurrentDrafter(ChainDrafter[RecurrentState], Generic[N]):
         """Behind the last draft token of every run; behind its last committed token at first, whose row comes with
         those that the cache lacks."""
         self._count([run.state for run in runs])
-        attention = self.net.midlayer.self_attn
         tokens = [run.tokens[-1:] or run.seq.tokens[run.state.settled + 1 :] for run in runs]
-        starts = [run.state.cache.end for run in runs]
-        positions = [start + i for start, own in zip(starts, tokens, strict=True) for i in range(len(own))]
         g_Md = torch.cat([self._given(run) for run in runs])
-        x_MK, residual_Md = self.net.inputs(self._embedded([token for own in tokens for token in own]), g_Md)
-        q_MHD, k_MGD, v_MGD = attention.project(x_MK, torch.tensor(positions))
-        mixed, ends = [], list(accumulate((len(own) for own in tokens), initial=0))
-        for run, (start, end) in zip(runs, pairwise(ends), strict=True):
-            run.state.cache.append(k_MGD[start:end], v_MGD[start:end])
-            mixed.append(attention.mix(q_MHD[end - 1], run.state.cache, run.state.window))
-            if not run.tokens:
-                run.state.settle()
-        if len(residual_Md) > len(runs):
-            residual_Md = residual_Md[[end - 1 for end in ends[1:]]]
-        normed_nd, carried_nd = self.net.finish(residual_Md, torch.stack(mixed))
+        embedded_Md = self._embedded([token for own in tokens for token in own])
+        spans = [Span(run.state.cache, len(own), run.state.window) for run, own in zip(runs, tokens, strict=True)]
+        normed_nd, carried_nd = self.core.last(*self.net.inputs(embedded_Md, g_Md), spans)
         for n, run in enumerate(runs):
             run.state.carried_d = carried_nd[n]
+            if not run.tokens:
+                run.state.settle()
         return self._head(normed_nd if self.net.lm_head is not None else normed_nd.float()).float().cpu()
 
     def _given(self, run: Run[RecurrentState]) -> Tensor:

@@ -65,5 +65,6 @@ class Stack:
         spans: Sequence[int],
         taps: Sequence[int],
         features: int,
+        read: int = 0,
         /,
     ) -> None: ...

@@ -1,7 +1,7 @@
 """All layers of a decoder in one call: the same kernels in the same order as one call each, bit for bit.
 
-Shapes: M rows, d model width, H query heads, G key-value heads, D head width, I feed-forward width, T positions of a
-cache, U of a table, R = D / 2, F features.
+Shapes: M rows, d model width, K inputs of the first attention, H query heads, G key-value heads, D head width, I
+feed-forward width, T positions of a cache, U of a table, R = D / 2, F features.
 """
 
 from __future__ import annotations
@@ -70,20 +70,23 @@ class Stack:
         heads: tuple[int, int, int],
         eps: float,
         cache_dtype: torch.dtype,
+        reads: int | None,
     ) -> None:
+        self._reads = reads
         self._kept = (list(layers), last_norm_d)
         self._hidden, self._depth, self._cache_dtype = len(last_norm_d), len(layers), cache_dtype
         n_heads, n_kv, width = heads
         self._cache_shape = (n_kv, width)
         feed = _outputs(layers[0].gate_up) // 2
         self._native = level.stack(self._hidden, feed, n_heads, n_kv, width, eps, DTYPE_CODE[cache_dtype])
-        for layer in layers:
+        for index, layer in enumerate(layers):
             assert layer.attn_norm_d.shape == layer.ffn_norm_d.shape == (self._hidden,), "norms of another width"
             assert (layer.q_norm_D is None) == (layer.k_norm_D is None), "a norm of queries or of keys alone"
             norms = (layer.attn_norm_d, layer.q_norm_D, layer.k_norm_D, layer.ffn_norm_d)
             self._native.layer(*(0 if norm is None else norm.data_ptr() for norm in norms))
             attended = n_heads * width
-            _add(self._native, "qkv", layer.qkv, self._hidden, attended + 2 * n_kv * width)
+            inputs = reads if reads is not None and index == 0 else self._hidden
+            _add(self._native, "qkv", layer.qkv, inputs, attended + 2 * n_kv * width)
             _add(self._native, "o", layer.o, attended, self._hidden)
             _add(self._native, "gate_up", layer.gate_up, self._hidden, 2 * feed)
             _add(self._native, "down", layer.down, feed, self._hidden)
@@ -97,12 +100,13 @@ class Stack:
         sin_UR: Tensor,
         spans: Seq[CacheRows],
         taps: Seq[int] = (),
+        read_MK: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """(x after the last layer, normed [M, d]; x after each of the layers `taps` side by side [M, F], or None).
 
         Adds every layer's output to x in place, and writes the rows' keys and values into the caches. The rows of the
-        spans, in order, are the rows of x. Raises IndexError for a position outside the tables or a row outside its
-        cache.
+        spans, in order, are the rows of x. `read_MK` is what the first attention reads, where the stack was built so.
+        Raises IndexError for a position outside the tables or a row outside its cache.
         """
         rows, hidden = x_Md.shape
         assert hidden == self._hidden, f"rows of {hidden} for layers of {self._hidden}"
@@ -113,6 +117,11 @@ class Stack:
         table = cos_UR.shape[0]
         assert cos_UR.shape == sin_UR.shape == (table, self._cache_shape[1] // 2), f"tables {tuple(cos_UR.shape)}"
         assert all(0 <= tap < self._depth for tap in taps), f"taps {list(taps)} of {self._depth} layers"
+        assert (read_MK is None) == (self._reads is None), "the first attention reads a norm of x, or what is given"
+        if read_MK is not None:
+            assert read_MK.shape == (rows, self._reads), f"{tuple(read_MK.shape)} read by {rows} rows of {self._reads}"
+            assert read_MK.dtype == torch.float32, f"what is read is {read_MK.dtype}"
+            assert read_MK.is_contiguous(), "rows must follow one another"
         fields = [field for span in spans for field in self._fields(span)]
         out_Md = torch.empty_like(x_Md)
         features_MF = x_Md.new_empty((rows, len(taps) * hidden)) if taps else None
@@ -127,6 +136,7 @@ class Stack:
             fields,
             taps,
             0 if features_MF is None else features_MF.data_ptr(),
+            *(() if read_MK is None else (read_MK.data_ptr(),)),
         )
         CALLS["stack"] += 1
         return out_Md, features_MF
@@ -153,9 +163,17 @@ class Stack:
 
 
 def build_stack(
-    layers: Seq[StackLayer], last_norm_d: Tensor, *, heads: tuple[int, int, int], eps: float, cache_dtype: torch.dtype
+    layers: Seq[StackLayer],
+    last_norm_d: Tensor,
+    *,
+    heads: tuple[int, int, int],
+    eps: float,
+    cache_dtype: torch.dtype,
+    reads: int | None = None,
 ) -> Stack | None:
-    """None where the layers cannot run so: weights that are not packed, or packed for different levels, and heads
+    """`reads` is the width of what the first attention reads, if that is not a norm of x but given with each pass.
+
+    None where the layers cannot run so: weights that are not packed, or packed for different levels, and heads
     (query heads, key-value heads, width) that the attention kernel does not take."""
     levels = {matrix.level for layer in layers for matrix in layer.matrices}
     norms = [last_norm_d, *(norm for layer in layers for norm in layer.norms)]
@@ -163,7 +181,7 @@ def build_stack(
     level = levels.pop() if len(levels) == 1 else None
     if level is None or not plain or heads[2] % HEAD_STEP or cache_dtype not in DTYPE_CODE:
         return None
-    return Stack(level, layers, last_norm_d, heads, eps, cache_dtype)
+    return Stack(level, layers, last_norm_d, heads, eps, cache_dtype, reads)
 
 
 def _outputs(parts: Seq[Matrix]) -> int:
