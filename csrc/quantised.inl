@@ -216,9 +216,10 @@ OUTRIDER_INLINE void add_offsets(const Scale (&scales)[kVectors], const std::uin
   }
 }
 
-// out[r * kPanel ..] = the panel's columns.
+// out[r * step ..] = the panel's columns.
 template <class Code, class Scale, int R>
-void quant_tile(const std::uint8_t* w, const Activations& activations, std::size_t groups, std::size_t ahead, float* out) {
+void quant_tile(const std::uint8_t* w, const Activations& activations, std::size_t groups, std::size_t ahead, float* out,
+                std::size_t step) {
   static_assert(kVectors == 2, "scales of two vectors are read below");
   const Activations x = activations;
   Tile<Vec::F, R> sum;
@@ -235,18 +236,19 @@ void quant_tile(const std::uint8_t* w, const Activations& activations, std::size
     }
   }
   for (int r = 0; r < R; ++r)
-    for (std::size_t v = 0; v < kVectors; ++v) Vec::store(out + r * kPanel + v * Vec::kLanes, sum[r][v]);
+    for (std::size_t v = 0; v < kVectors; ++v) Vec::store(out + r * step + v * Vec::kLanes, sum[r][v]);
 }
 
 template <class Code, class Scale>
-void quant_tile_of(std::size_t rows, const std::uint8_t* w, const Activations& x, std::size_t groups, std::size_t ahead, float* out) {
+void quant_tile_of(std::size_t rows, const std::uint8_t* w, const Activations& x, std::size_t groups, std::size_t ahead, float* out,
+                   std::size_t step) {
   switch (rows) {
-    case 1: return quant_tile<Code, Scale, 1>(w, x, groups, ahead, out);
-    case 2: return quant_tile<Code, Scale, 2>(w, x, groups, ahead, out);
-    case 3: return quant_tile<Code, Scale, 3>(w, x, groups, ahead, out);
-    case 4: return quant_tile<Code, Scale, 4>(w, x, groups, ahead, out);
-    case 5: return quant_tile<Code, Scale, 5>(w, x, groups, ahead, out);
-    default: return quant_tile<Code, Scale, 6>(w, x, groups, ahead, out);
+    case 1: return quant_tile<Code, Scale, 1>(w, x, groups, ahead, out, step);
+    case 2: return quant_tile<Code, Scale, 2>(w, x, groups, ahead, out, step);
+    case 3: return quant_tile<Code, Scale, 3>(w, x, groups, ahead, out, step);
+    case 4: return quant_tile<Code, Scale, 4>(w, x, groups, ahead, out, step);
+    case 5: return quant_tile<Code, Scale, 5>(w, x, groups, ahead, out, step);
+    default: return quant_tile<Code, Scale, 6>(w, x, groups, ahead, out, step);
   }
 }
 
@@ -261,7 +263,7 @@ struct QuantTasks {
   const QuantLinearJob& job;
   Activations x;
   std::size_t panels, each;
-  void (*tile_of)(std::size_t, const std::uint8_t*, const Activations&, std::size_t, std::size_t, float*);
+  void (*tile_of)(std::size_t, const std::uint8_t*, const Activations&, std::size_t, std::size_t, float*, std::size_t);
 };
 
 void quant_panel_block(const QuantTasks& tasks, std::size_t panel, std::size_t block, std::size_t ahead) {
@@ -271,12 +273,14 @@ void quant_panel_block(const QuantTasks& tasks, std::size_t panel, std::size_t b
   const std::size_t columns = job.n - column < kPanel ? job.n - column : kPanel;
   const Activations x{tasks.x.codes + 32 * done, tasks.x.scales + done, tasks.x.scaled_sums + done, tasks.x.zero_sums + done,
                       tasks.x.zero_half_sums + 2 * done};
-  alignas(64) float out[kQuantRows * kPanel];
-  tasks.tile_of(rows.count, job.packed + panel * job.panel_bytes, x, groups, ahead, out);
-  for (std::size_t r = 0; r < rows.count; ++r) {
-    float* y = job.y + (rows.first + r) * job.y_step + column;
-    for (std::size_t j = 0; j < columns; ++j) y[j] = out[r * kPanel + j] + (job.bias ? job.bias[column + j] : 0.0f);
-  }
+  float* y = job.y + rows.first * job.y_step + column;
+  float edge[kQuantRows * kPanel];  // of a panel that reaches past n
+  const bool whole = columns == kPanel;
+  tasks.tile_of(rows.count, job.packed + panel * job.panel_bytes, x, groups, ahead, whole ? y : edge, whole ? job.y_step : kPanel);
+  for (std::size_t r = 0; r < rows.count && !whole; ++r)
+    for (std::size_t j = 0; j < columns; ++j) y[r * job.y_step + j] = edge[r * kPanel + j];
+  for (std::size_t r = 0; r < rows.count && job.bias; ++r)
+    for (std::size_t j = 0; j < columns; ++j) y[r * job.y_step + j] += job.bias[column + j];
 }
 
 void quant_task(const void* tasks_pointer, std::size_t index) {
@@ -304,17 +308,11 @@ struct QuantiseJob {
 
 // Codes of 32 numbers: round(x 127 / largest), sums of halves; returns the scale. A number that is not finite makes the
 // scale not a number.
-float quantise_group(const float* x, std::int8_t* codes, std::int32_t* halves) {
-  Vec::F most = Vec::all(0.0f), poison = Vec::all(0.0f);
-  for (std::size_t i = 0; i < 32; i += Vec::kLanes) {
-    const Vec::F value = Vec::load(x + i);
-    most = Vec::max(Vec::max(value, Vec::all(0.0f) - value), most);
-    poison = Vec::fma(value, Vec::all(0.0f), poison);
-  }
-  const float largest = Vec::largest(most);
+inline float quantise_group(const float* x, std::int8_t* codes, std::int32_t* halves) {
+  const float largest = Vec::largest_magnitude(x);
   const Vec::F inverse = Vec::all(largest > 0.0f ? 127.0f / largest : 0.0f);
   Vec::round_to_bytes(x, inverse, codes, halves);
-  return largest / 127.0f + Vec::sum(poison);
+  return largest / 127.0f + (largest - largest);
 }
 
 void quantise_task(const void* job_pointer, std::size_t index) {

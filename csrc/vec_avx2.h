@@ -71,6 +71,17 @@ struct Vec {
     const B moved = Left >= 0 ? _mm256_slli_epi16(v, Left & 15) : _mm256_srli_epi16(v, -Left & 15);
     return _mm256_and_si256(moved, _mm256_set1_epi8(static_cast<char>(mask)));
   }
+  // Of 32 numbers; NaN counts as larger than all others.
+  static float largest_magnitude(const float* x) {
+    __m256i most = _mm256_setzero_si256();
+    for (int i = 0; i < 32; i += 8) {
+      const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(x + i));
+      most = _mm256_max_epi32(most, _mm256_and_si256(bits, _mm256_set1_epi32(0x7fffffff)));
+    }
+    const __m128i four = _mm_max_epi32(_mm256_castsi256_si128(most), _mm256_extracti128_si256(most, 1));
+    const __m128i two = _mm_max_epi32(four, _mm_shuffle_epi32(four, 0x4e));
+    return _mm_cvtss_f32(_mm_castsi128_ps(_mm_max_epi32(two, _mm_shuffle_epi32(two, 0xb1))));
+  }
   // codes[i] = x[i] * factor, rounded, for 32 products within [-127, 127]; and the sums of either half of the codes.
   static void round_to_bytes(const float* x, F factor, std::int8_t* codes, std::int32_t* halves) {
     const auto whole = [&](int i) { return _mm256_cvtps_epi32(load(x + i) * factor); };

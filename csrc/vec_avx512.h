@@ -64,13 +64,23 @@ struct Vec {
     const B moved = Left >= 0 ? _mm512_slli_epi16(v, Left & 15) : _mm512_srli_epi16(v, -Left & 15);
     return _mm512_and_si512(moved, _mm512_set1_epi8(static_cast<char>(mask)));
   }
+  // Of 32 numbers; NaN counts as larger than all others.
+  static float largest_magnitude(const float* x) {
+    const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
+    const __m512i low = _mm512_and_si512(_mm512_loadu_si512(x), magnitude), high = _mm512_and_si512(_mm512_loadu_si512(x + 16), magnitude);
+    const std::int32_t bits = _mm512_reduce_max_epi32(_mm512_max_epi32(low, high));
+    return _mm_cvtss_f32(_mm_castsi128_ps(_mm_cvtsi32_si128(bits)));
+  }
   // codes[i] = x[i] * factor, rounded, for 32 products within [-127, 127]; and the sums of either half of the codes.
   static void round_to_bytes(const float* x, F factor, std::int8_t* codes, std::int32_t* halves) {
-    for (int half = 0; half < 2; ++half) {
-      const __m512i whole = _mm512_cvtps_epi32(load(x + 16 * half) * factor);
-      _mm_storeu_si128(reinterpret_cast<__m128i*>(codes + 16 * half), _mm512_cvtepi32_epi8(whole));
-      halves[half] = _mm512_reduce_add_epi32(whole);
-    }
+    const __m128i low = _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(load(x) * factor));
+    const __m128i high = _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(load(x + 16) * factor));
+    const __m256i bytes = _mm256_inserti128_si256(_mm256_castsi128_si256(low), high, 1);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(codes), bytes);
+    const __m256i fours = _mm256_dpbusd_epi32(_mm256_setzero_si256(), _mm256_set1_epi8(1), bytes);
+    const __m256i pairs = _mm256_hadd_epi32(fours, fours), sums = _mm256_hadd_epi32(pairs, pairs);
+    halves[0] = _mm256_extract_epi32(sums, 0);
+    halves[1] = _mm256_extract_epi32(sums, 4);
   }
   static A no_dots() { return _mm512_setzero_si512(); }
   static A dot(A sum, B codes, B values) { return _mm512_dpbusd_epi32(sum, codes, values); }

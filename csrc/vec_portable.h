@@ -82,6 +82,19 @@ struct Vec {
     for (std::uint8_t& byte : v.byte) byte = static_cast<std::uint8_t>((Left >= 0 ? byte << (Left & 7) : byte >> (-Left & 7)) & mask);
     return v;
   }
+  // Of 32 numbers; NaN counts as larger than all others.
+  static float largest_magnitude(const float* x) {
+    std::uint32_t most = 0;
+    for (int i = 0; i < 32; ++i) {
+      std::uint32_t bits;
+      std::memcpy(&bits, x + i, sizeof(bits));
+      bits &= 0x7fffffffu;
+      most = bits > most ? bits : most;
+    }
+    float largest;
+    std::memcpy(&largest, &most, sizeof(largest));
+    return largest;
+  }
   // codes[i] = x[i] * factor, rounded, for 32 products within [-127, 127]; and the sums of either half of the codes.
   static void round_to_bytes(const float* x, F factor, std::int8_t* codes, std::int32_t* halves) {
     halves[0] = halves[1] = 0;
