@@ -33,6 +33,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "bench": ("outrider.cli.bench:bench", "Measure plain and speculative decoding on your prompts."),
         "profile": ("outrider.cli.profile:profile", "Measure a target pass by its number of rows."),
         "doctor": ("outrider.cli.doctor:doctor", "What was detected, what is used, and whether it computes right."),
+        "train": ("outrider.cli.train:train", "Train a draft head on what a target says and thinks."),
         "models": ("outrider.cli.models:app", "List, fetch, inspect and pair models."),
         "demo": ("outrider.cli.demo:demo", "Plain and speculative, side by side, on a small model."),
     }

@@ -17,6 +17,7 @@ from outrider.core.registry import controller_class, verifier_class
 from outrider.core.trace import StepTrace
 from outrider.core.types import Decision, SamplingParams
 from outrider.engine.engine import Engine, require_judgeable, resolve_rule
+from outrider.engine.head_test import try_head
 from outrider.engine.opening import (
     DraftOptions,
     build_drafter,
@@ -124,6 +125,12 @@ class LLM:
         }
         if head is not None:
             self.plan.append(Decision("head", head.name, f"read from {head.path.name}; it fits the target"))
+            rider = next(drafters[name] for name in names if "head" in needs_of(name))
+            tried, wrong = try_head(head.path, target.model, rider)
+            self.plan.append(tried)
+            if wrong is not None:
+                self.warnings.append(wrong)
+                log.warning("%s", wrong)
         self._finish(target.model, drafters, controller, rule, target.tokenizer, target.template, max_batch, on_trace)
 
     @classmethod

@@ -23,11 +23,12 @@ from outrider.core.protocols import Committed
 from outrider.core.rng import Rng, fold_seed
 from outrider.core.types import SamplingParams, Sequence, TargetIdentity
 from outrider.drafters.head_fit import require_host
+from outrider.drafters.options import require_int, require_number
 from outrider.engine.llm import LLM, Message
 from outrider.engine.prompt_file import Conversation
 from outrider.engine.request import Request, Result, Speculation
 from outrider.models.load import LoadedModel
-from outrider.train.shards import Harvested, read_shards, write_manifest, write_shard
+from outrider.train.shards import HARVEST, Harvested, read_shards, write_manifest, write_shard
 
 SHARD_SEQUENCES = 64
 HEAD_ROWS = 256
@@ -66,6 +67,13 @@ class HarvestSettings:
     follow_ups: float = 0.25
     likeliest: int = 64
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, low in (("conversations", 1), ("max_tokens", 1), ("longest_prompt", 1), ("likeliest", 1)):
+            require_int("train", name, getattr(self, name), low)
+        require_number("train", "follow_ups", self.follow_ups, 0, 1)
+        for temperature in self.temperatures:
+            require_number("train", "temperatures", temperature, 0, 100)
 
     def bytes_per_token(self, hidden_size: int) -> int:
         """On disk, of an answer's token."""
@@ -134,7 +142,7 @@ class Harvester:
         digest = hashlib.sha256("\n".join(repr(p.turns) for p in prompts).encode()).hexdigest()
         made_by = {"target": identity.names[0], "vocabulary_sha256": identity.vocabulary_sha256}
         chosen = {name: value for name, value in asdict(settings).items() if name != "conversations"}  # may grow
-        write_manifest(folder, {**made_by, "prompts_sha256": digest, "n_prompts": len(prompts), **chosen})
+        write_manifest(folder, HARVEST, {**made_by, "prompts_sha256": digest, "n_prompts": len(prompts), **chosen})
         shards = read_shards(folder)
         self._next_shard = len(shards)
         done = {conversation for shard in shards for conversation in shard.conversations}

@@ -9,6 +9,7 @@ Shapes: d width, F features, S draft vocabulary, V target vocabulary.
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,13 +17,16 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from outrider.core.registry import unknown
 from outrider.core.types import TargetIdentity
-from outrider.drafters.block_net import BlockConfig, BlockNet
+from outrider.drafters.block_files import write_block
+from outrider.drafters.block_net import MARKOV_HEADS, BlockConfig, BlockNet
 from outrider.drafters.block_training import block_loss
 from outrider.drafters.eagle3_files import write_eagle3
 from outrider.drafters.eagle3_net import Eagle3Config, Eagle3Net, training_time_test
 from outrider.drafters.head_layer import LayerShape
 from outrider.drafters.head_training import Lesson, Losses
+from outrider.drafters.options import require_int
 from outrider.drafters.reduced_vocab import ReducedVocab
 from outrider.errors import ConfigError
 from outrider.models.decoder import Decoder
@@ -51,8 +55,29 @@ class HeadSettings:
     block_size: int = 7
     markov_rank: int = 32
     markov_head_type: str = "vanilla"
-    anchors: int = 64
+    anchors: int = 32
     steps: int = 5
+
+    def __post_init__(self) -> None:
+        lows = {"draft_vocab": 0, "depth": 1, "block_size": 2, "markov_rank": 1, "anchors": 1, "steps": 1}
+        for name, low in lows.items():
+            require_int("train", name, getattr(self, name), low)
+        if self.markov_head_type not in MARKOV_HEADS:
+            raise ConfigError(
+                f"train: markov_head_type = {self.markov_head_type!r} is not allowed: give {' or '.join(MARKOV_HEADS)}"
+            )
+
+
+def default_layers(n_layers: int) -> tuple[int, ...]:
+    """Low, middle and high: the layers behind which EAGLE-3 reads."""
+    return tuple(sorted({max(layer, 0) for layer in (1, n_layers // 2 - 1, n_layers - 4)}))
+
+
+def harvested_layers(n_layers: int, more: tuple[int, ...] = ()) -> tuple[int, ...]:
+    """These, the last, and `more`: what any head reads. Raises ConfigError for a layer that there is not."""
+    if any(not 0 <= layer < n_layers for layer in more) or sorted(set(more)) != list(more):
+        raise ConfigError(f"train: layers = {more} is not allowed: give ascending layers from 0 to {n_layers - 1}")
+    return tuple(sorted({*default_layers(n_layers), n_layers - 1, *more}))
 
 
 class TrainedHead(ABC):
@@ -71,7 +96,7 @@ class TrainedHead(ABC):
 
     @abstractmethod
     def write(self, folder: Path, layout: str | None = None) -> None:
-        """Writes the head in one of its public layouts (None: the one that this project prefers)."""
+        """Writes the head, in bfloat16, in one of its public layouts (None: the one that this project prefers)."""
 
 
 class TargetParts:
@@ -102,12 +127,6 @@ class TargetParts:
             qk_norm=config.qk_norm,
         )
 
-    def default_layers(self, *, last: bool) -> tuple[int, ...]:
-        """Low, middle and high: the layers behind which EAGLE-3 reads; and the last one."""
-        n = self.target.n_layers
-        layers = {1, n // 2 - 1, n - 4, *([n - 1] if last else [])}
-        return tuple(sorted(layer for layer in layers if 0 <= layer < n))
-
     def vocabulary(self, vocab: ReducedVocab) -> dict[str, object]:
         """What a configuration says of its target."""
         return {
@@ -124,7 +143,7 @@ class Eagle3InTraining(TrainedHead):
 
     def __init__(self, parts: TargetParts, vocab: ReducedVocab, settings: HeadSettings) -> None:
         self.vocab, self._steps = vocab, settings.steps
-        self.wants = settings.layers or parts.default_layers(last=False)
+        self.wants = settings.layers or default_layers(parts.target.n_layers)
         ids = tuple(layer + 1 for layer in self.wants)  # of the layers whose inputs these outputs are
         config = Eagle3Config(layer=parts.shape, layer_ids=ids, own_head=False, **parts.vocabulary(vocab))  # type: ignore[arg-type]
         self._net = Eagle3Net(config, vocab)
@@ -154,7 +173,7 @@ class Eagle3InTraining(TrainedHead):
         )
 
     def write(self, folder: Path, layout: str | None = None) -> None:
-        write_eagle3(self._net, folder, layout or "specforge")
+        write_eagle3(copy.deepcopy(self._net).bfloat16(), folder, layout or "specforge")
 
 
 class BlockInTraining(TrainedHead):
@@ -162,7 +181,7 @@ class BlockInTraining(TrainedHead):
 
     def __init__(self, parts: TargetParts, vocab: ReducedVocab, settings: HeadSettings, *, spark: bool) -> None:
         self.vocab, self._settings, self._spark = vocab, settings, spark
-        self.wants = settings.layers or parts.default_layers(last=True)
+        self.wants = settings.layers or harvested_layers(parts.target.n_layers)
         config = BlockConfig(
             layer=parts.shape,
             n_layers=settings.depth,
@@ -211,19 +230,23 @@ class BlockInTraining(TrainedHead):
         )
 
     def write(self, folder: Path, layout: str | None = None) -> None:
-        raise ConfigError("block heads cannot be written yet")
-
-
-def begin_head(kind: str, parts: TargetParts, vocab: ReducedVocab, settings: HeadSettings) -> TrainedHead:
-    """A new head of a kind of KINDS. Raises ConfigError for another."""
-    if kind == "eagle3":
-        return Eagle3InTraining(parts, vocab, settings)
-    if kind in ("dflash", "dspark"):
-        return BlockInTraining(parts, vocab, settings, spark=kind == "dspark")
-    raise ConfigError(f"a head {kind!r} cannot be trained: choose one of {', '.join(KINDS)}")
+        write_block(copy.deepcopy(self._net).bfloat16(), folder, layout or "deepspec")
 
 
 KINDS = ("eagle3", "dflash", "dspark")
+
+
+def require_kind(kind: str) -> None:
+    """Raises ConfigError for a head that cannot be trained."""
+    if kind not in KINDS:
+        raise unknown("head", kind, KINDS)
+
+
+def begin_head(kind: str, parts: TargetParts, vocab: ReducedVocab, settings: HeadSettings) -> TrainedHead:
+    """A new head of a kind of KINDS."""
+    if kind == "eagle3":
+        return Eagle3InTraining(parts, vocab, settings)
+    return BlockInTraining(parts, vocab, settings, spark=kind == "dspark")
 
 
 def _begin_feed_forward(layer: nn.Module, given: dict[str, Tensor]) -> None:

@@ -30,7 +30,7 @@ from torch import Tensor
 from outrider.core.json_file import JsonObject
 from outrider.errors import ConfigError, ModelFileError
 
-MANIFEST = "harvest.json"
+HARVEST = "harvest.json"
 SHARDS = "shard-*.safetensors"
 
 
@@ -67,13 +67,13 @@ def write_shard(folder: Path, number: int, sequences: Seq[Harvested]) -> None:
     os.replace(partial, path)
 
 
-def write_manifest(folder: Path, manifest: Mapping[str, object]) -> None:
-    """Says what the folder's shards are, or checks that they are the same.
+def write_manifest(folder: Path, name: str, manifest: Mapping[str, object]) -> None:
+    """Says in the file `name` what the folder's contents are, or checks that they are the same.
 
     Raises ConfigError naming the first setting in which a folder that was begun differs.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / MANIFEST
+    path = folder / name
     if not path.exists():
         path.write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
         return
@@ -91,6 +91,7 @@ class Shard:
 
     def __init__(self, path: Path) -> None:
         try:
+            self.path = path
             self._file = safe_open(str(path), framework="pt")
             self.conversations = self._numbers("conversation")
             self.turns = self._numbers("turn")
@@ -127,6 +128,11 @@ class Shard:
             self._rows("likeliest", first, last),
             self._rows("logp", first, last),
         )
+
+    def prompt(self, i: int) -> list[int]:
+        """The prompt's tokens of sequence i."""
+        tokens: list[int] = self._rows("tokens", self.starts[i], self.starts[i] + self.prompt_lens[i]).tolist()
+        return tokens
 
     def answer(self, i: int) -> Tensor:
         """int32: the answer's tokens of sequence i."""

@@ -19,12 +19,16 @@ import torch
 
 from outrider.core.rng import fold_seed
 from outrider.drafters.head_training import Losses
+from outrider.drafters.options import require_int, require_number
 from outrider.errors import ModelFileError
 from outrider.train.heads import TrainedHead
 from outrider.train.lessons import Lessons, Place
 
 CHECKPOINT = "checkpoint.pt"
 LOG = "log.jsonl"
+SAVE_EVERY = 100
+EVALUATE_EVERY = 200
+"""Steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +48,13 @@ class TrainSettings:
     clip: float = 1.0
     batch_tokens: int = 4096
     longest: int = 640
-    checkpoint_every: int = 100
-    evaluate_every: int = 200
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, low in (("epochs", 1), ("batch_tokens", 1), ("longest", 2)):
+            require_int("train", name, getattr(self, name), low)
+        for name, least, most in (("lr", 1e-9, 1.0), ("warm_up", 0.0, 1.0), ("clip", 1e-9, 1e9)):
+            require_number("train", name, getattr(self, name), least, most)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +89,7 @@ class Trainer:
         folder.mkdir(parents=True, exist_ok=True)
         if (folder / CHECKPOINT).exists():
             self._load()
+        self._cut_log()
 
     def run(self, on_step: Callable[[Progressed], None]) -> None:
         """Trains to the end."""
@@ -88,7 +97,7 @@ class Trainer:
             losses = self._one_step(step, batch)
             self.step = step + 1
             last = self.step == self.steps
-            held_out = self.evaluate() if last or self.step % self.settings.evaluate_every == 0 else None
+            held_out = self.evaluate() if last or self.step % EVALUATE_EVERY == 0 else None
             done = Progressed(
                 self.step,
                 self.steps,
@@ -100,7 +109,7 @@ class Trainer:
             )
             with (self.folder / LOG).open("a", encoding="utf-8") as log:
                 log.write(json.dumps(asdict(done)) + "\n")
-            if last or self.step % self.settings.checkpoint_every == 0:
+            if last or self.step % SAVE_EVERY == 0:
                 self._save()
             on_step(done)
 
@@ -157,6 +166,13 @@ class Trainer:
         partial = self.folder / f"{CHECKPOINT}.partial"
         torch.save(state, partial)
         os.replace(partial, self.folder / CHECKPOINT)
+
+    def _cut_log(self) -> None:
+        """Forgets the lines of steps behind the checkpoint: they are made again."""
+        path = self.folder / LOG
+        if path.exists():
+            lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+            path.write_text("".join(lines[: self.step]), encoding="utf-8")
 
     def _load(self) -> None:
         state = read_checkpoint(self.folder)

@@ -1,0 +1,62 @@
+"""The card of a head: what it was trained on, how much of its drafts was accepted, and a few prompts to try it on.
+
+A card lies beside a head's weights as card.json. Its test is run when the head is loaded: weights that are damaged, or
+belong to another target, are then told apart from text that is hard to draft.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from pathlib import Path
+
+from outrider.core.json_file import JsonObject
+from outrider.errors import ModelFileError
+
+CARD = "card.json"
+LEAST_SHARE = 0.6
+"""Of the acceptance length above 1 that the card states, what a sound head reaches on its test on any machine."""
+
+
+@dataclass(frozen=True, slots=True)
+class CardTest:
+    """Prompts (token ids) that were answered greedily, with the acceptance length that the head reached on them."""
+
+    prompts: tuple[tuple[int, ...], ...]
+    max_tokens: int
+    k: int
+    acceptance_length: float
+
+    def passes(self, acceptance_length: float) -> bool:
+        """Whether a head that reached this is the one that the card speaks of."""
+        return acceptance_length - 1 >= LEAST_SHARE * (self.acceptance_length - 1)
+
+
+def write_card(folder: Path, card: Mapping[str, object], test: CardTest) -> None:
+    """Beside the head's weights in `folder`."""
+    fields = {"prompts": test.prompts, "max_tokens": test.max_tokens, "k": test.k}
+    whole = {**card, "test": {**fields, "acceptance_length": test.acceptance_length}}
+    (folder / CARD).write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
+
+
+def read_card_test(head: Path) -> CardTest | None:
+    """The test of the head in this folder, or of this file; None where there is no card. Raises ModelFileError."""
+    path = (head if head.is_dir() else head.parent) / CARD
+    if not path.is_file():
+        return None
+    test = JsonObject.read(path).child("test")
+    prompts = test.values.get("prompts")
+    if not isinstance(prompts, list) or not prompts or not all(_is_prompt(prompt) for prompt in prompts):
+        raise ModelFileError(f"{path}: test.prompts is no list of prompts, each a list of token ids: fetch it again")
+    return CardTest(
+        tuple(tuple(prompt) for prompt in prompts),
+        test.whole("max_tokens"),
+        test.whole("k"),
+        test.number("acceptance_length"),
+    )
+
+
+def _is_prompt(prompt: object) -> bool:
+    return isinstance(prompt, Seq) and len(prompt) > 0 and all(type(token) is int and token >= 0 for token in prompt)

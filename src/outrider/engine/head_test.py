@@ -1,0 +1,63 @@
+"""A head is tried when it is loaded: on the prompts of its card it must draft about as well as the card says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from collections.abc import Sequence as Seq
+from pathlib import Path
+
+from outrider.core.protocols import Drafter, LanguageModel
+from outrider.core.registry import controller_class
+from outrider.core.stats import SpecStats
+from outrider.core.types import Decision, SamplingParams
+from outrider.drafters.head_card import CARD, read_card_test
+from outrider.engine.engine import Engine
+from outrider.engine.request import Request
+
+MOST_AT_ONCE = 8
+
+
+def answer_all(
+    target: LanguageModel,
+    drafter: Drafter,
+    prompts: Seq[Seq[int]],
+    params: Seq[SamplingParams],
+    k: int,
+    stop_ids: Iterable[int] = (),
+) -> SpecStats:
+    """Answers the prompts with the drafter, K draft tokens a round, by the default rule; returns what became of it."""
+    engine = Engine(
+        target,
+        {drafter.name: drafter},
+        controller_class("fixed")(k),
+        method=drafter.name,
+        stop_ids=frozenset(stop_ids),
+        max_batch=MOST_AT_ONCE,
+    )
+    for prompt, own in zip(prompts, params, strict=True):
+        engine.add(Request(list(prompt), own))
+    while not engine.idle:
+        engine.step()
+    return engine.stats
+
+
+def try_head(head: Path, target: LanguageModel, drafter: Drafter) -> tuple[Decision, str | None]:
+    """What the head's test gave, and a warning where it is not what the card says. Raises ModelFileError for a bad
+    card."""
+    test = read_card_test(head)
+    if test is None:
+        return Decision(
+            "head test", "none", f"the head has no {CARD}: whether it drafts well shows in the answers"
+        ), None
+    usable = [
+        p for p in test.prompts if max(p) < target.vocab_size and len(p) + test.max_tokens < target.context_length
+    ]
+    params = SamplingParams(max_tokens=test.max_tokens, ignore_eos=True)
+    found = answer_all(target, drafter, usable, [params] * len(usable), test.k).acceptance_length
+    reached = f"acceptance length {found:.2f} on {len(usable)} prompts; its card says {test.acceptance_length:.2f}"
+    if usable and test.passes(found):
+        return Decision("head test", "passed", reached), None
+    return Decision("head test", "FAILED", reached), (
+        f"the draft head {head} looks wrong for this target: {reached}, at K = {test.k}. Answers stay right and drafts "
+        "are wasted: fetch the head again, or load the target that it was trained for"
+    )

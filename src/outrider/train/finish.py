@@ -1,0 +1,59 @@
+"""The end of a run: the head is written, tried as it will be served, and gets its card and its plot."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from dataclasses import asdict
+from pathlib import Path
+
+from outrider.core.json_file import JsonObject
+from outrider.core.registry import drafter_class
+from outrider.drafters.head_card import CardTest, write_card
+from outrider.train.evaluate import Served, held_out_prompts, serve
+from outrider.train.run import HEAD, RUN, TrainRun
+from outrider.train.shards import HARVEST, read_shards
+from outrider.train.trainer import Trainer
+
+PROMPTS = 24
+ANSWER = 96
+"""Held-out prompts of the evaluation, and the longest answer to one."""
+TEST_PROMPTS = 3
+TEST_ANSWER = 24
+
+OnServed = Callable[[str, Served], None]
+"""Told of every evaluation: its name, and what it found."""
+
+
+def finish(run: TrainRun, trainer: Trainer, on_served: OnServed, layout: str | None = None) -> Path:
+    """Writes the head of a trained run and its card; returns the head's folder."""
+    folder, settings = run.folder / HEAD, run.settings
+    trainer.head.write(folder, layout)
+    prompts = held_out_prompts(read_shards(run.data), PROMPTS)
+
+    def tried(name: str, head: object, dtype: str, temperature: float, chosen: Seq[Seq[int]], most: int) -> Served:
+        drafter = drafter_class(settings.kind)(target=run.target, head=head, identity=run.identity, dtype=dtype)
+        served = serve(run.target, drafter, chosen, k=settings.k, temperature=temperature, max_tokens=most)
+        on_served(name, served)
+        return served
+
+    trained = tried("as trained, greedy", trainer.head.net, "float32", 0.0, prompts, ANSWER)
+    greedy = tried("as served, greedy", folder, "auto", 0.0, prompts, ANSWER)
+    sampled = tried("as served, temperature 1", folder, "auto", 1.0, prompts, ANSWER)
+    test_prompts = sorted(prompts, key=len)[:TEST_PROMPTS]
+    test = tried("the card's test", folder, "auto", 0.0, test_prompts, TEST_ANSWER)
+    card = {
+        "drafter": settings.kind,
+        "target": run.identity.names[0],
+        "vocabulary_sha256": run.identity.vocabulary_sha256,
+        "k": settings.k,
+        "as_trained": {"greedy": asdict(trained)},
+        "as_served": {"greedy": asdict(greedy), "temperature_1": asdict(sampled)},
+        "held_out_prompts": len(prompts),
+        "harvest": dict(JsonObject.read(run.data / HARVEST).values),
+        "trained_tokens": trainer.lessons.tokens,
+        "run": dict(JsonObject.read(run.folder / RUN).values),
+    }
+    told = CardTest(tuple(tuple(p) for p in test_prompts), TEST_ANSWER, settings.k, test.acceptance_length)
+    write_card(folder, card, told)
+    return folder

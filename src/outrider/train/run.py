@@ -1,0 +1,173 @@
+"""One training from prompts to a head that was tried as it will be served: harvest, train, evaluate, export.
+
+Every stage lies in the run's folder and is taken up where it stopped:
+
+    harvest/            shards, unless another folder was given
+    run.json            what was asked for, and with what it is made
+    checkpoint.pt       see `Trainer`
+    log.jsonl           a line a step
+    plot.svg            loss, and acceptance by position
+    head/               the finished head, with card.json
+"""
+
+from __future__ import annotations
+
+import platform
+import shutil
+from collections.abc import Sequence as Seq
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+
+from outrider.core.json_file import JsonObject
+from outrider.core.types import Decision
+from outrider.drafters.reduced_vocab import ReducedVocab
+from outrider.engine.opening import identity_of
+from outrider.engine.prompt_file import Conversation
+from outrider.errors import ConfigError
+from outrider.models.decoder import Decoder
+from outrider.models.load import LoadedModel
+from outrider.train.harvest import Harvester, HarvestSettings
+from outrider.train.heads import HeadSettings, TargetParts, TrainedHead, begin_head
+from outrider.train.lessons import Lessons, frequent_tokens
+from outrider.train.shards import Shard, read_shards, write_manifest
+from outrider.train.trainer import CHECKPOINT, Trainer, TrainSettings, read_checkpoint
+
+RUN = "run.json"
+HEAD = "head"
+MASK_NAMES = ("reserved", "unused", "empty_output", "extra_id", "file_sep", "fim_pad")
+"""Parts of the names of special tokens that no text holds, in the order in which they are preferred."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunSettings:
+    """Everything that a run is asked for. `k` is the draft length of the evaluation and of the card."""
+
+    kind: str
+    harvest: HarvestSettings
+    head: HeadSettings
+    train: TrainSettings
+    k: int = 5
+
+
+class TrainRun:
+    """A run in `folder`; its stages are `harvest`, `train` and `finish`, in this order.
+
+    Raises ConfigError for a folder that was begun with other settings, a target that cannot be trained on, and a disk
+    that is too small.
+    """
+
+    def __init__(
+        self, opened: LoadedModel, prompts: Seq[Conversation], settings: RunSettings, folder: Path, data: Path
+    ) -> None:
+        self.opened, self.target = opened, native(opened)
+        self.settings, self.folder, self.data = settings, folder, data
+        self.identity = identity_of(opened)
+        self._prompts = prompts
+        self._parts: TargetParts | None = None
+
+    def begin(self) -> None:
+        """Writes down what is asked for; a folder that was begun must have been asked for the same."""
+        asked = {"target": self.identity.names[0], **asdict(self.settings)}
+        write_manifest(self.folder, RUN, asked | {"made_with": _made_with(self.folder / RUN)})
+
+    def plan(self) -> list[Decision]:
+        """What the run will take, before it starts."""
+        harvest, shards = self.settings.harvest, read_shards(self.data)
+        done = sum(len(shard) for shard in shards)
+        per_token = harvest.bytes_per_token(self.target.hidden_size)
+        most = harvest.conversations * (harvest.max_tokens + 100) * per_token
+        free = shutil.disk_usage(_existing(self.data)).free
+        held = sum(shard.path.stat().st_size for shard in shards)
+        if most - held > free:
+            raise ConfigError(
+                f"the harvest may take {most / 1e9:.1f} GB and {self.data} has {free / 1e9:.1f} GB free: ask for fewer "
+                f"conversations than {harvest.conversations}, shorter answers, or give another folder"
+            )
+        layers = ", ".join(str(layer) for layer in harvest.layers)
+        weights = 4 * (self.target.embedding_rows + self.settings.head.draft_vocab) * self.target.hidden_size
+        return [
+            Decision("harvest", f"at most {most / 1e9:.2f} GB", f"{per_token} bytes a token; layers {layers}"),
+            Decision("harvested", f"{done} sequences", f"{held / 1e9:.2f} GB in {self.data}"),
+            Decision(
+                "memory", f"{weights / 1e6 + 200:.0f} MB", "beside the target: its embedding as numbers, the head"
+            ),
+        ]
+
+    def harvester(self) -> Harvester:
+        """Of the answers that are still missing."""
+        return Harvester(self.opened, self.identity, self._prompts, self.settings.harvest, self.data)
+
+    def trainer(self) -> Trainer:
+        """At the step that was reached."""
+        shards = self._shards()
+        head, train = self._head(shards), self.settings.train
+        lessons = Lessons(
+            shards,
+            self.settings.harvest.layers,
+            head.wants,
+            longest=train.longest,
+            batch_tokens=train.batch_tokens,
+            seed=train.seed,
+        )
+        return Trainer(head, lessons, train, self.folder)
+
+    def _shards(self) -> list[Shard]:
+        shards = read_shards(self.data)
+        if not shards:
+            raise ConfigError(f"{self.data} has no shards: nothing was harvested")
+        return shards
+
+    def _head(self, shards: list[Shard]) -> TrainedHead:
+        """New, or with the draft vocabulary of the checkpoint, which more shards would change."""
+        settings = self.settings.head
+        torch.manual_seed(self.settings.train.seed)
+        parts = TargetParts(self.target, self.identity, self._mask_token())
+        if (self.folder / CHECKPOINT).exists():
+            vocab = ReducedVocab(read_checkpoint(self.folder)["draft_ids"], self.target.embedding_rows)
+        else:
+            rows = self.target.embedding_rows
+            vocab = frequent_tokens(shards, settings.draft_vocab, self.target.vocab_size, rows=rows)
+        return begin_head(self.settings.kind, parts, vocab, settings)
+
+    def _mask_token(self) -> int:
+        """A special token that no text holds."""
+        tokenizer = self.opened.tokenizer
+        special = sorted(tokenizer.special_ids - set(tokenizer.eos_ids))
+        names = {index: tokenizer.token_bytes(index).decode("utf-8", "replace") for index in special}
+        for part in MASK_NAMES:
+            if found := [index for index, name in names.items() if part in name]:
+                return found[0]
+        return special[-1] if special else self.target.embedding_rows - 1
+
+
+def native(opened: LoadedModel) -> Decoder:
+    """The target as the native decoder that it must be."""
+    if not isinstance(opened.model, Decoder):
+        raise ConfigError(
+            f"{opened.name} runs through transformers, and heads are trained on natively loaded models: give a "
+            "GGUF file, or a folder of an architecture that the native decoder knows"
+        )
+    return opened.model
+
+
+def _made_with(path: Path) -> dict[str, object]:
+    """Versions and machine; those of a run that was begun stay."""
+    if path.exists():
+        begun = JsonObject.read(path).values.get("made_with")
+        if isinstance(begun, dict):
+            return begun
+    return {
+        "outrider": version("outrider"),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "threads": torch.get_num_threads(),
+    }
+
+
+def _existing(folder: Path) -> Path:
+    """The folder, or the nearest above it that is there."""
+    folder = folder.absolute()
+    return folder if folder.exists() else _existing(folder.parent)

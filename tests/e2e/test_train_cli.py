@@ -1,0 +1,198 @@
+"""`outrider train` from prompts to a head that serves: stages, resumption, refusals."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from outrider import LLM, SamplingParams, Speculation
+from outrider.cli.main import main
+from outrider.train import trainer as trainer_module
+from outrider.train.shards import read_shards
+from outrider.train.trainer import Trainer, read_checkpoint
+from tests.tiny_folder import write_tiny_model
+
+KINDS = ("eagle3", "dspark", "dflash")
+SMALL = [
+    "--max-tokens", "24", "--batch", "4", "--batch-tokens", "256", "--epochs", "2", "--draft-vocab", "0",
+    "--anchors", "4", "--block-size", "3", "--markov-rank", "32", "--steps", "2", "--temperatures", "0,1",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("train")
+    prompts = root / "prompts.jsonl"
+    lines = [json.dumps({"prompt": f"prompt number {i}"}) for i in range(60)]
+    prompts.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return {"root": root, "prompts": prompts, "target": write_tiny_model(root / "target", layers=6)}
+
+
+def command(world: dict[str, Path], kind: str, out: Path, *more: str) -> list[str]:
+    shared = [
+        "--model",
+        str(world["target"]),
+        "--prompts",
+        str(world["prompts"]),
+        "--data",
+        str(world["root"] / "data"),
+    ]
+    return ["train", kind, *shared, "--out", str(out), *SMALL, *more]
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def trained(request: pytest.FixtureRequest, world: dict[str, Path]) -> tuple[str, Path]:
+    out = world["root"] / request.param
+    assert main(command(world, request.param, out, "--quiet")) == 0
+    return request.param, out
+
+
+def test_the_head_serves_and_changes_no_answer(world: dict[str, Path], trained: tuple[str, Path]) -> None:
+    kind, out = trained
+    llm = LLM(str(world["target"]), drafter=kind, draft_model=str(out / "head"), k=3, dtype="float32")
+    params = SamplingParams(max_tokens=20, ignore_eos=True)
+    prompts = ["hello", "prompt number 7", "x"]
+    drafted = llm.generate(prompts, params)
+    plain = llm.generate(prompts, params, speculation=Speculation("none"))
+    assert [r.token_ids for r in drafted] == [r.token_ids for r in plain]
+    assert all(r.stats.drafted > 0 for r in drafted)
+
+
+def test_card_log_and_plot_say_what_was_done(world: dict[str, Path], trained: tuple[str, Path]) -> None:
+    kind, out = trained
+    card = json.loads((out / "head" / "card.json").read_text())
+    assert card["drafter"] == kind
+    assert (
+        card["harvest"]["conversations"] if "conversations" in card["harvest"] else card["harvest"]["n_prompts"] == 60
+    )
+    assert card["as_served"]["greedy"]["rounds"] > 0
+    assert 1 <= card["test"]["acceptance_length"] <= 1 + card["test"]["k"]
+    lines = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == list(range(1, lines[-1]["steps"] + 1))
+    assert lines[-1]["held_out"]["agreement"]
+    assert "<svg" in (out / "plot.svg").read_text()
+    assert json.loads((out / "run.json").read_text())["made_with"]["torch"] == torch.__version__
+
+
+def test_a_finished_run_is_not_trained_again(world: dict[str, Path], trained: tuple[str, Path]) -> None:
+    kind, out = trained
+    before = (out / "log.jsonl").read_text(), (out / "head" / "model.safetensors").read_bytes()
+    shards = [shard.path.stat().st_mtime_ns for shard in read_shards(world["root"] / "data")]
+    assert main(command(world, kind, out, "--quiet")) == 0
+    assert ((out / "log.jsonl").read_text(), (out / "head" / "model.safetensors").read_bytes()) == before
+    assert [shard.path.stat().st_mtime_ns for shard in read_shards(world["root"] / "data")] == shards
+
+
+def test_a_run_that_was_stopped_equals_one_that_was_not(
+    world: dict[str, Path], trained: tuple[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights, optimiser, step and draft vocabulary, bit for bit; and the log."""
+    kind, out = trained
+    again, steps = tmp_path / "again", 0
+    real = Trainer._one_step
+
+    def stopping(self: Trainer, *given: Any) -> Any:
+        nonlocal steps
+        steps += 1
+        if steps == 4:
+            raise KeyboardInterrupt
+        return real(self, *given)
+
+    monkeypatch.setattr(Trainer, "_one_step", stopping)
+    monkeypatch.setattr(trainer_module, "SAVE_EVERY", 2)
+    assert main(command(world, kind, again, "--quiet")) == 130
+    assert read_checkpoint(again)["step"] == 2
+    assert main(command(world, kind, again, "--quiet")) == 0
+    whole, parts = read_checkpoint(out), read_checkpoint(again)
+    assert whole["step"] == parts["step"]
+    assert torch.equal(whole["draft_ids"], parts["draft_ids"])
+    assert all(torch.equal(whole["net"][name], parts["net"][name]) for name in whole["net"])
+    states = zip(whole["optimizer"]["state"].values(), parts["optimizer"]["state"].values(), strict=True)
+    assert all(torch.equal(a["exp_avg_sq"], b["exp_avg_sq"]) for a, b in states)
+    assert (again / "log.jsonl").read_text() == (out / "log.jsonl").read_text()
+
+
+def test_a_harvest_that_was_stopped_equals_one_that_was_not(
+    world: dict[str, Path], trained: tuple[str, Path], tmp_path: Path
+) -> None:
+    """A lost shard's conversations are answered again, to the same tokens and hidden states."""
+    found = {}
+    for name in ("whole", "again"):
+        data = tmp_path / name
+        shutil.copytree(world["root"] / "data", data)
+        if name == "again":
+            next(iter(read_shards(data))).path.unlink()
+            ask = command(world, "eagle3", tmp_path / "run")
+            ask[ask.index("--data") + 1] = str(data)
+            assert main([*ask, "--quiet"]) == 0
+        found[name] = {
+            (shard.conversations[i], shard.turns[i]): shard.sequence(i, 1000)
+            for shard in read_shards(data)
+            for i in range(len(shard))
+        }
+    assert found["whole"].keys() == found["again"].keys()
+    for key, expected in found["whole"].items():
+        again = found["again"][key]
+        assert again.tokens == expected.tokens
+        assert torch.equal(again.features_TF, expected.features_TF)
+        assert torch.equal(again.likeliest_AC, expected.likeliest_AC)
+
+
+def test_another_setting_for_a_run_that_was_begun_is_refused(
+    world: dict[str, Path], trained: tuple[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    kind, out = trained
+    assert main(command(world, kind, out, "--lr", "0.01")) == 2
+    said = capsys.readouterr().err
+    assert "was begun with train" in said
+    assert "give the same setting, or another folder" in said
+
+
+def test_a_dry_run_says_what_it_takes_and_writes_nothing(
+    world: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ask = command(world, "eagle3", tmp_path / "out", "--dry-run")
+    ask[ask.index("--data") + 1] = str(tmp_path / "data")
+    assert main(ask) == 0
+    assert "bytes a token" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (["--draft-vocab", "9999"], "a draft vocabulary of 9999 of 257 tokens is not allowed"),
+        (["--layers", "1,77"], "layers = (1, 77) is not allowed"),
+        (["--layers", "one"], "--layers 'one' is not allowed"),
+        (["--epochs", "0"], "epochs = 0 is not allowed"),
+        (["--lr", "0"], "lr = 0.0 is not allowed"),
+        (["--follow-ups", "2"], "follow_ups = 2.0 is not allowed"),
+        (["--conversations", "-3"], "conversations = -3 is not allowed"),
+        (["--block-size", "1"], "block_size = 1 is not allowed"),
+        (["--markov-head", "gated"], "markov_head_type = 'gated' is not allowed"),
+        (["--temperatures", "0,hot"], "--temperatures '0,hot' is not allowed"),
+    ],
+)
+def test_bad_options_are_one_line(
+    world: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], changes: list[str], said: str
+) -> None:
+    ask = [part for part in command(world, "dspark", tmp_path / "out") if True]
+    assert main([*ask, *changes, "--quiet"] if changes[0] not in ask else [*_replaced(ask, changes), "--quiet"]) == 2
+    err = capsys.readouterr().err
+    assert said in err
+    assert len(err.strip().splitlines()) == 1
+
+
+def test_an_unknown_kind_is_refused(world: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(command(world, "eagle4", tmp_path / "out", "--quiet")) == 2
+    assert "did you mean 'eagle3'" in capsys.readouterr().err
+
+
+def _replaced(ask: list[str], changes: list[str]) -> list[str]:
+    at = ask.index(changes[0])
+    return [*ask[:at], *changes, *ask[at + 2 :]]
