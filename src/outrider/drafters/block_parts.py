@@ -52,9 +52,16 @@ class Parts:
         self.backbone = make_backbone(net, packed)
 
     def _make_head(self, net: BlockNet, packed: str | None) -> Callable[[Tensor], Tensor]:
-        if net.lm_head is None:
-            return self._host.head_rows(net.vocab.ids_S.tolist())
-        return net.lm_head if packed is None else pack_matrix(net.lm_head, packed)
+        """The target's rows in its own precision where they are shared, but for int4, where the widest matrix of a
+        draft is in 4 bits too."""
+        own, ids = net.lm_head, net.vocab.ids_S.tolist()
+        if own is None and packed != "int4":
+            return self._host.head_rows(ids)
+        if own is None:
+            with torch.device("meta"):
+                own = nn.Linear(net.config.layer.hidden_size, len(ids), bias=False)
+            own.weight = nn.Parameter(self._host.head_weights(ids), requires_grad=False)
+        return own if packed is None else pack_matrix(own, packed)
 
     def _make_bias(self, markov: MarkovHead, packed: str | None) -> Callable[[Tensor], Tensor]:
         """From what the Markov head reads to what it adds to the logits. In 4 bits it would say too little."""
