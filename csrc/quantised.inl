@@ -4,7 +4,7 @@
 namespace outrider {
 namespace {
 
-constexpr std::size_t kQuantRows = 6;          // rows that share an unpacked code
+constexpr std::size_t kQuantRows = Vec::kLanes == 16 ? 8 : 6;  // rows that share an unpacked code
 constexpr std::size_t kQuantStreamBlocks = 3;  // blocks of rows up to which weights come from memory
 constexpr std::size_t kQuantCacheBlocks = 16;  // blocks whose activations stay in the cache
 constexpr std::size_t kQuantGroupPanels = 8;
@@ -68,6 +68,11 @@ struct SixBits {
 struct EightBits {
   static constexpr std::size_t kBytes = 8 * kSlotBytes;
   static constexpr bool kByteCodes = true;
+  static constexpr int kFlush = flush_after(0);
+  template <int Quad>
+  static Vec::B quad(const std::uint8_t* codes) {
+    return Vec::bytes(codes + Quad * kSlotBytes);
+  }
 };
 
 // A tile is R rows of a panel: a code is unpacked once for the rows, an activation spread over the lanes once for the
@@ -106,7 +111,7 @@ OUTRIDER_INLINE void dots(const std::uint8_t* codes, const std::int8_t* x, Tile<
   if constexpr (Count > now) dots<Code, R, Quad + now, Count - now, false>(codes, x, total);
 }
 
-// Eight-bit codes of one vector: two nibbles where the accumulator is narrow, which leaves no registers for a second vector.
+// Eight-bit codes of one vector where the accumulator is narrow: two nibbles, which leaves no registers for a second vector.
 template <int R>
 OUTRIDER_INLINE void byte_dots(const std::uint8_t* codes, const std::int8_t* x, std::size_t v, Tile<Vec::I, R>& total) {
   Vec::A low[R], high[R];
@@ -115,18 +120,11 @@ OUTRIDER_INLINE void byte_dots(const std::uint8_t* codes, const std::int8_t* x, 
     const Vec::B weights = Vec::bytes(codes + v * kVectorBytes + quad * kSlotBytes);
     for (int r = 0; r < R; ++r) {
       const Vec::B value = Vec::quad(x + 32 * r + 4 * quad);
-      if (Vec::kWideDots) {
-        low[r] = Vec::dot(low[r], weights, value);
-      } else {
-        low[r] = Vec::dot(low[r], Vec::low_nibbles(weights), value);
-        high[r] = Vec::dot(high[r], Vec::high_nibbles(weights), value);
-      }
+      low[r] = Vec::dot(low[r], Vec::low_nibbles(weights), value);
+      high[r] = Vec::dot(high[r], Vec::high_nibbles(weights), value);
     }
   }
-  for (int r = 0; r < R; ++r) {
-    total[r][v] = Vec::emptied(low[r]);
-    if (!Vec::kWideDots) total[r][v] = Vec::plus(total[r][v], Vec::times_sixteen(Vec::emptied(high[r])));
-  }
+  for (int r = 0; r < R; ++r) total[r][v] = Vec::plus(Vec::emptied(low[r]), Vec::times_sixteen(Vec::emptied(high[r])));
 }
 
 // The scales of one vector: a group has kParts parts of equal length with a scale each; a weight is
@@ -191,7 +189,7 @@ OUTRIDER_INLINE void add_part(const Scale (&scales)[kVectors], const std::uint8_
   const std::uint8_t* codes = group + Scale::kGroupBytes;
   const std::int8_t* values = x.codes + 32 * R * g;
   Tile<Vec::I, R> total;
-  if constexpr (Code::kByteCodes) {
+  if constexpr (Code::kByteCodes && !Vec::kWideDots) {
     for (std::size_t v = 0; v < kVectors; ++v) byte_dots<R>(codes, values, v, total);
   } else {
     dots<Code, R, Part * quads, quads>(codes, values, total);
@@ -248,7 +246,11 @@ void quant_tile_of(std::size_t rows, const std::uint8_t* w, const Activations& x
     case 3: return quant_tile<Code, Scale, 3>(w, x, groups, ahead, out, step);
     case 4: return quant_tile<Code, Scale, 4>(w, x, groups, ahead, out, step);
     case 5: return quant_tile<Code, Scale, 5>(w, x, groups, ahead, out, step);
-    default: return quant_tile<Code, Scale, 6>(w, x, groups, ahead, out, step);
+    case 6: return quant_tile<Code, Scale, 6>(w, x, groups, ahead, out, step);
+  }
+  if constexpr (kQuantRows > 6) {
+    if (rows == 7) return quant_tile<Code, Scale, 7>(w, x, groups, ahead, out, step);
+    return quant_tile<Code, Scale, 8>(w, x, groups, ahead, out, step);
   }
 }
 
