@@ -14,13 +14,15 @@ from outrider.drafters.dspark import DSparkDrafter
 from outrider.drafters.eagle3 import Eagle3Drafter
 from outrider.drafters.fixed import FixedDrafter
 from outrider.drafters.layer_skip import LayerSkipDrafter
+from outrider.drafters.medusa import MedusaDrafter
+from outrider.drafters.mtp import MtpDrafter
 from outrider.drafters.ngram import NgramDrafter
 from outrider.drafters.none import NoneDrafter
 from outrider.drafters.prediction import PredictionDrafter
 from outrider.drafters.suffix import SuffixDrafter
 from tests.contract.world import PREDICTION, WatchedModel
 from tests.tiny_block import DFLASH, DSPARK, random_block
-from tests.tiny_head import random_head
+from tests.tiny_head import random_head, random_medusa, random_module
 
 Factory = Callable[[WatchedModel], Drafter]
 """Makes a drafter that uses this model, if it needs one."""
@@ -67,6 +69,22 @@ def some(model: WatchedModel) -> list[int]:
 
 dflash, dspark = partial(block, kind=DFlashDrafter), partial(block, kind=DSparkDrafter)
 
+
+def mtp(model: WatchedModel, *, method: str = "auto", min_confidence: float = 0.0, **fields: Any) -> MtpDrafter:
+    """A random next-token module on a table model, as wide as its vocabulary; shares embedding and head."""
+    vocab = model.vocab_size
+    sizes = {"hidden_size": vocab, "n_heads": 2, "n_kv_heads": 1, "head_dim": 16, "own_head": False}
+    head = random_module(vocab=vocab, seed=2, **(sizes | fields))
+    return MtpDrafter(target=model, head=head, draft_sample_method=method, min_confidence=min_confidence)
+
+
+def medusa(model: WatchedModel, *, method: str = "auto", min_confidence: float = 0.0, **fields: Any) -> MedusaDrafter:
+    """Random Medusa heads on a table model, as wide as its vocabulary."""
+    vocab = model.vocab_size
+    head = random_medusa(vocab=vocab, hidden_size=vocab, n_heads=4, seed=2, **fields)
+    return MedusaDrafter(target=model, head=head, draft_sample_method=method, min_confidence=min_confidence)
+
+
 FACTORIES: dict[str, dict[str, Factory]] = {
     "none": {"": lambda model: NoneDrafter()},
     "fixed": {
@@ -102,6 +120,26 @@ FACTORIES: dict[str, dict[str, Factory]] = {
         "window": partial(eagle3, context_length=3),
         "switches": partial(eagle3, fc_norm=True, norm_output=True, norm_before_residual=True),
         "stops": partial(eagle3, min_confidence=0.4),
+    },
+    "mtp": {
+        "auto": mtp,
+        "greedy": partial(mtp, method="greedy"),
+        "probabilistic": partial(mtp, method="probabilistic"),
+        "coupled": partial(mtp, method="coupled"),
+        "subset": lambda model: mtp(model, draft_ids=some(model)),
+        "own": partial(mtp, own_head=True, own_embedding=True),
+        "window": partial(mtp, context_length=3),
+        "torch": partial(mtp, head_dim=8),
+        "stops": partial(mtp, min_confidence=0.4),
+    },
+    "medusa": {
+        "auto": medusa,
+        "greedy": partial(medusa, method="greedy"),
+        "probabilistic": partial(medusa, method="probabilistic"),
+        "coupled": partial(medusa, method="coupled"),
+        "subset": lambda model: medusa(model, draft_ids=some(model)),
+        "shared": partial(medusa, own_heads=False),
+        "stops": partial(medusa, min_confidence=0.4),
     },
     "dflash": {
         "auto": dflash,

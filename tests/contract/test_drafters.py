@@ -40,7 +40,7 @@ from tests.contract.world import (
     watched,
 )
 
-Q_ERROR = defaultdict(float, eagle3=1e-6, dflash=1e-6, dspark=1e-6)
+Q_ERROR = defaultdict(float, eagle3=1e-6, mtp=1e-6, medusa=1e-6, dflash=1e-6, dspark=1e-6)
 """Networks add up in another order when they run other rows beside."""
 PROMPTS = [[1, 2, 3, 1, 2], [4], [0, 5, 5, 0, 5, 5, 0]]
 

@@ -63,7 +63,8 @@ DrafterName = Annotated[
         "-d",
         metavar="NAME",
         parser=one_drafter,
-        help="What drafts: none, ngram, suffix, prediction, draft_model, layer_skip, eagle3, dflash, dspark, cascade. "
+        help="What drafts: none, ngram, suffix, prediction, draft_model, layer_skip, eagle3, mtp, medusa, dflash, "
+        "dspark, cascade. "
         "[default: draft_model with --draft-model, prediction with --prediction, else suffix]",
     ),
 ]
@@ -78,7 +79,7 @@ DraftModel = Annotated[
     typer.Option(
         "--draft-model",
         metavar="MODEL",
-        help="A smaller model of the target's vocabulary; for a head (eagle3, dflash, dspark), its folder.",
+        help="A smaller model of the target's vocabulary; for a head (eagle3, mtp, medusa, dflash, dspark) its folder.",
     ),
 ]
 DraftLength = Annotated[

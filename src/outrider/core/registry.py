@@ -25,6 +25,8 @@ DRAFTERS: Mapping[str, str] = MappingProxyType(
         "draft_model": "outrider.drafters.draft_model:DraftModelDrafter",
         "layer_skip": "outrider.drafters.layer_skip:LayerSkipDrafter",
         "eagle3": "outrider.drafters.eagle3:Eagle3Drafter",
+        "mtp": "outrider.drafters.mtp:MtpDrafter",
+        "medusa": "outrider.drafters.medusa:MedusaDrafter",
         "dflash": "outrider.drafters.dflash:DFlashDrafter",
         "dspark": "outrider.drafters.dspark:DSparkDrafter",
         "cascade": "outrider.drafters.cascade:CascadeDrafter",

@@ -1,7 +1,8 @@
 """Files of draft heads, whatever their kind: a configuration and named tensors, read, checked and written.
 
-A head is a folder with config.json and model.safetensors (or another single .safetensors file) or pytorch_model.bin, or
-one of those files with config.json beside it. A .bin file is unpickled with `weights_only=True`: tensors only.
+A head is a folder with config.json and model.safetensors (or another single .safetensors file), pytorch_model.bin or
+medusa_lm_head.pt, or one of those files with config.json beside it. A .bin or .pt file is unpickled with
+`weights_only=True`: tensors only.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from torch import Tensor
 from outrider.core.json_file import JsonObject
 from outrider.errors import ConfigError, ModelFileError, ModelNotFoundError
 
-CONFIG, SAFETENSORS, PICKLE = "config.json", "model.safetensors", "pytorch_model.bin"
+CONFIG, SAFETENSORS, PICKLE, MEDUSA = "config.json", "model.safetensors", "pytorch_model.bin", "medusa_lm_head.pt"
+PICKLED = (".bin", ".pt")
 N_SHOWN = 6
 
 
@@ -37,18 +39,19 @@ def read_head(path: str | Path) -> HeadFiles:
     """Raises ModelNotFoundError for no file, ModelFileError for a bad one."""
     weights = _weights_file(Path(path).expanduser())
     config = JsonObject.read(weights.parent / CONFIG)
-    return HeadFiles(weights, config, _load_pickle(weights) if weights.suffix == ".bin" else _load(weights))
+    return HeadFiles(weights, config, _load_pickle(weights) if weights.suffix in PICKLED else _load(weights))
 
 
 def write_head(folder: str | Path, config: Mapping[str, object], tensors: Mapping[str, Tensor], *, file: str) -> None:
-    """Writes config.json and the tensors as `file` (model.safetensors or pytorch_model.bin) into `folder`."""
-    if file not in (SAFETENSORS, PICKLE):
-        raise ConfigError(f"weights file {file!r} is not allowed: give {SAFETENSORS} or {PICKLE}")
+    """Writes config.json and the tensors as `file` (model.safetensors, pytorch_model.bin or medusa_lm_head.pt) into
+    `folder`."""
+    if file not in (SAFETENSORS, PICKLE, MEDUSA):
+        raise ConfigError(f"weights file {file!r} is not allowed: give {SAFETENSORS}, {PICKLE} or {MEDUSA}")
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    if file == PICKLE:
+    if file != SAFETENSORS:
         torch.save(contiguous, folder / file)
     else:
         save_file(contiguous, folder / file, metadata={"format": "pt"})
@@ -83,18 +86,20 @@ def check_tensors(
 
 def _weights_file(path: Path) -> Path:
     if path.is_file():
-        if path.suffix not in (".safetensors", ".bin"):
+        if path.suffix not in (".safetensors", *PICKLED):
             raise ModelFileError(
-                f"{path} is no draft head: give a .safetensors or .bin file, or the folder that holds it"
+                f"{path} is no draft head: give a .safetensors, .bin or .pt file, or the folder that holds it"
             )
         return path
     if not path.is_dir():
         raise ModelNotFoundError(f"{path} does not exist. Give the folder of a draft head, or its weights file")
     found = sorted(path.glob("*.safetensors"))
-    for candidate in (path / SAFETENSORS, path / PICKLE, *(found if len(found) == 1 else [])):
+    for candidate in (path / SAFETENSORS, path / PICKLE, path / MEDUSA, *(found if len(found) == 1 else [])):
         if candidate.is_file():
             return candidate
-    raise ModelFileError(f"{path} holds neither {SAFETENSORS} nor {PICKLE}: give the folder of a draft head")
+    raise ModelFileError(
+        f"{path} holds neither {SAFETENSORS} nor {PICKLE} nor {MEDUSA}: give the folder of a draft head"
+    )
 
 
 def _load(path: Path) -> dict[str, Tensor]:

@@ -52,7 +52,7 @@ class LLM:
     `model`            a path, a catalogue name (default: SmolLM2-135M-Instruct), `hf:org/name[:file]`, `pypi:package`
     `drafter`          one name or several, the first is a request's default; "none" and "prediction" are always there
     `draft_model`      a second, smaller model of the same vocabulary; with it the default drafter is "draft_model".
-                       For a head on the target ("eagle3", "dflash", "dspark"): its folder or file
+                       For a head on the target ("eagle3", "mtp", "medusa", "dflash", "dspark"): its folder or file
     `k`                draft tokens a round of a request that asks for no other number; 0 switches speculation off
     `rule`             "auto" (greedy at temperature 0, block otherwise) or a rule's name
     `drafter_options`  options by drafter name

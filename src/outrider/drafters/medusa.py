@@ -1,0 +1,138 @@
+"""Drafter `medusa`: heads on the target's last hidden state that say what comes after the next token (2401.10774).
+
+The target's features are known of the position before the last committed token, which its own head has decided: head 1
+drafts the token behind it, head 2 the one after that, and so on, each without knowing what the others drafted.
+
+Shapes: n sequences in a step, K draft tokens, d width, S draft vocabulary.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from outrider.core.protocols import Committed, LanguageModel
+from outrider.core.types import Sequence, TargetIdentity
+from outrider.drafters.chain import GREEDY_BELOW_TEMPERATURE, ChainDrafter, Run
+from outrider.drafters.columns import Columns
+from outrider.drafters.head_fit import require_fit, require_host
+from outrider.drafters.head_kernels import as_linear, choose_dtype, use_kernels_
+from outrider.drafters.head_layer import pack_matrix
+from outrider.drafters.medusa_files import read_medusa
+from outrider.drafters.medusa_net import MedusaNet
+
+
+class MedusaState:
+    """One sequence: the target's last hidden state of the position before `held`, and what the heads say of it."""
+
+    def __init__(self) -> None:
+        self.stopped = ""
+        self.held = 0
+        self.features_d: Tensor | None = None
+        self.logits_KS: Tensor | None = None
+        self._passes = 0
+
+    def count_pass(self) -> None:
+        self._passes += 1
+
+    def take_passes(self) -> int:
+        """Passes since this was last asked."""
+        passes, self._passes = self._passes, 0
+        return passes
+
+    def stop(self, reason: str) -> None:
+        """No more drafts; gives the memory back."""
+        self.stopped = reason
+        self.free()
+
+    def free(self) -> None:
+        """Gives the memory back."""
+        self.held, self.features_d, self.logits_KS = 0, None, None
+
+
+class MedusaDrafter(ChainDrafter[MedusaState]):
+    """Drafts chains of at most as many tokens as there are heads, with `head`: a folder or file, or a network.
+
+    The options are those of `RecurrentDrafter`, and so are the errors. A sequence is not drafted while the features of
+    its latest position are not known (a prompt of one token).
+    """
+
+    name = "medusa"
+    needs = frozenset({"target", "head", "identity"})
+
+    def __init__(
+        self,
+        *,
+        target: LanguageModel,
+        head: str | Path | MedusaNet,
+        identity: TargetIdentity | None = None,
+        other_target: bool = False,
+        dtype: str = "auto",
+        draft_sample_method: str = "auto",
+        greedy_below_temperature: float = GREEDY_BELOW_TEMPERATURE,
+        min_confidence: float = 0.0,
+    ) -> None:
+        super().__init__(draft_sample_method, greedy_below_temperature, min_confidence)
+        net = copy.deepcopy(head) if isinstance(head, MedusaNet) else read_medusa(head)
+        what = f"the heads {head}" if not isinstance(head, MedusaNet) else "the heads"
+        self.host = require_host(self.name, target)
+        require_fit(what, net.config.trained_for(by_name=not other_target), target, self.host, identity)
+        self.wants = (self.host.n_layers - 1,)
+        device = self.host.embed([0]).device
+        self.dtype, packed = choose_dtype(self.name, dtype, device, next(net.parameters()).dtype)
+        self.net = net.to(device, self.dtype).eval()
+        ids_S = net.vocab.ids_S[net.vocab.ids_S < target.vocab_size].cpu()  # the others are padding, never proposed
+        self.columns = Columns(ids_S, target.vocab_size)
+        for k, own in enumerate(net.lm_heads):
+            assert isinstance(own, nn.Linear)
+            net.lm_heads[k] = as_linear(own.weight[: len(ids_S)])
+        self._shared = None if net.config.own_heads else self._shared_head(ids_S.tolist(), packed)
+        if packed is not None:
+            use_kernels_(self.net, packed)
+        self.passes = 0
+
+    def commit(self, seq: Sequence, committed: Committed) -> None:
+        """Keeps the features of the latest position."""
+        state = self._states[seq.id]
+        if committed.features_TF is not None and not state.stopped:
+            state.features_d, state.held = committed.features_TF[-1].clone(), seq.cache.length
+
+    def _new_state(self) -> MedusaState:
+        return MedusaState()
+
+    def _ready(self, seq: Sequence, state: MedusaState, budget: int) -> int:
+        if state.held == 0 or state.held != len(seq.tokens) - 1:
+            return 0
+        return min(budget, self.net.config.n_heads)
+
+    @torch.inference_mode()
+    def _prepare(self, runs: list[Run[MedusaState]]) -> None:
+        """All heads at once, as many as the longest draft needs."""
+        if not runs:
+            return
+        self.passes += 1
+        features = [run.state.features_d for run in runs if run.state.features_d is not None]
+        h_nd = self.host.last_norm(torch.stack(features)).to(self.dtype)
+        read = [self.net.read(h_nd, k) for k in range(max(run.limit for run in runs))]
+        if self._shared is not None:
+            logits_KnS = self._shared(torch.cat(read)).view(len(read), len(runs), -1)
+        else:
+            logits_KnS = torch.stack([head(x_nd) for head, x_nd in zip(self.net.lm_heads, read, strict=False)])
+        for run, logits_KS in zip(runs, logits_KnS.float().cpu().unbind(1), strict=True):
+            run.state.logits_KS = logits_KS
+            run.state.count_pass()
+
+    def _next_logits(self, runs: list[Run[MedusaState]]) -> Tensor:
+        """The next head of every run."""
+        return torch.stack([run.state.logits_KS[len(run.tokens)] for run in runs if run.state.logits_KS is not None])
+
+    def _shared_head(self, ids: list[int], packed: str | None) -> Callable[[Tensor], Tensor]:
+        """Rows of the target's head, in the precision of the heads where the kernels run."""
+        if packed is not None:
+            return pack_matrix(as_linear(self.host.head_weights(ids)), packed)
+        rows = self.host.head_rows(ids)
+        return lambda x_Md: rows(x_Md.float())
