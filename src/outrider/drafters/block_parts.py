@@ -18,7 +18,7 @@ from outrider.drafters.block_backbone import make_backbone
 from outrider.drafters.block_net import BlockNet, MarkovHead
 from outrider.drafters.block_state import Said
 from outrider.drafters.columns import Columns
-from outrider.drafters.head_kernels import choose_dtype
+from outrider.drafters.head_kernels import as_linear, choose_dtype
 from outrider.drafters.head_layer import PackedMatrix, pack_matrix
 from outrider.drafters.reduced_vocab import ReducedVocab
 
@@ -52,16 +52,11 @@ class Parts:
         self.backbone = make_backbone(net, packed)
 
     def _make_head(self, net: BlockNet, packed: str | None) -> Callable[[Tensor], Tensor]:
-        """The target's rows in its own precision where they are shared, but for int4, where the widest matrix of a
-        draft is in 4 bits too."""
+        """The target's rows, where they are shared, are packed as the head is."""
         own, ids = net.lm_head, net.vocab.ids_S.tolist()
-        if own is None and packed != "int4":
-            return self._host.head_rows(ids)
-        if own is None:
-            with torch.device("meta"):
-                own = nn.Linear(net.config.layer.hidden_size, len(ids), bias=False)
-            own.weight = nn.Parameter(self._host.head_weights(ids), requires_grad=False)
-        return own if packed is None else pack_matrix(own, packed)
+        if packed is None:
+            return self._host.head_rows(ids) if own is None else own
+        return pack_matrix(as_linear(self._host.head_weights(ids)) if own is None else own, packed)
 
     def _make_bias(self, markov: MarkovHead, packed: str | None) -> Callable[[Tensor], Tensor]:
         """From what the Markov head reads to what it adds to the logits. In 4 bits it would say too little."""
