@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import math
 from collections.abc import Sequence as Seq
 
 import torch
 from torch import Tensor
+
+from outrider.kernels import Room
 
 FIRST_CHUNK = 256
 
@@ -73,7 +76,12 @@ class DecoderCache:
     def _grow(self, capacity: int) -> None:
         """Moves to a larger block: an ordinary tensor, even inside a pass, so that it can be written outside one."""
         n_layers, two, _, n_heads, head_dim = self._store.shape
-        grown = self._store.new_empty((n_layers, two, capacity, n_heads, head_dim))
+        shape, dtype = (n_layers, two, capacity, n_heads, head_dim), self._store.dtype
+        if self._store.device.type == "cpu":  # large pages: a row of a head is short, and rows lie apart
+            nbytes = math.prod(shape) * dtype.itemsize
+            grown = Room(nbytes).take(nbytes).view(dtype).view(shape)
+        else:
+            grown = self._store.new_empty(shape)
         grown[:, :, : self.length] = self._store[:, :, : self.length]
         self._store = grown
         self._views()
