@@ -46,13 +46,10 @@ def try_head(head: Path, target: LanguageModel, drafter: Drafter) -> tuple[Decis
     card."""
     test = read_card_test(head)
     if test is None:
-        return Decision(
-            "head test", "none", f"the head has no {CARD}: whether it drafts well shows in the answers"
-        ), None
-    usable = [
-        p for p in test.prompts if max(p) < target.vocab_size and len(p) + test.max_tokens < target.context_length
-    ]
-    params = SamplingParams(max_tokens=test.max_tokens, ignore_eos=True)
+        return Decision("head test", "none", f"the head has no {CARD} to try it on"), None
+    longest = target.context_length - test.max_tokens - 1
+    usable = [p for p in test.prompts if max(p) < target.vocab_size and len(p) <= longest]
+    params = SamplingParams(max_tokens=test.max_tokens)
     found = answer_all(target, drafter, usable, [params] * len(usable), test.k).acceptance_length
     reached = f"acceptance length {found:.2f} on {len(usable)} prompts; its card says {test.acceptance_length:.2f}"
     if usable and test.passes(found):

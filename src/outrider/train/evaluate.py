@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
@@ -42,12 +43,15 @@ def held_out_prompts(shards: Seq[Shard], most: int) -> list[list[int]]:
 
 
 def serve(
-    target: LanguageModel, drafter: Drafter, prompts: Seq[Seq[int]], *, k: int, temperature: float, max_tokens: int
+    target: LanguageModel,
+    drafter: Drafter,
+    prompts: Seq[Seq[int]],
+    *,
+    k: int,
+    temperature: float,
+    max_tokens: int,
+    stop_ids: Iterable[int] = (),
 ) -> Served:
-    """Answers the prompts with the drafter, K draft tokens a round; the default rule judges. Answers do not end before
-    `max_tokens`, so that every measurement of a head is over as much text."""
-    params = [
-        SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=i, ignore_eos=True)
-        for i in range(len(prompts))
-    ]
-    return Served.of(answer_all(target, drafter, prompts, params, k))
+    """Answers the prompts with the drafter, K draft tokens a round; the default rule judges."""
+    params = [SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=i) for i in range(len(prompts))]
+    return Served.of(answer_all(target, drafter, prompts, params, k, stop_ids))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from collections.abc import Sequence as Seq
 from dataclasses import asdict
 from pathlib import Path
 
@@ -31,17 +30,26 @@ def finish(run: TrainRun, trainer: Trainer, on_served: OnServed, layout: str | N
     trainer.head.write(folder, layout)
     prompts = held_out_prompts(read_shards(run.data), PROMPTS)
 
-    def tried(name: str, head: object, dtype: str, temperature: float, chosen: Seq[Seq[int]], most: int) -> Served:
+    test_prompts = sorted(prompts, key=len)[:TEST_PROMPTS]
+
+    def tried(name: str, head: object, dtype: str, temperature: float, *, test: bool = False) -> Served:
         drafter = drafter_class(settings.kind)(target=run.target, head=head, identity=run.identity, dtype=dtype)
-        served = serve(run.target, drafter, chosen, k=settings.k, temperature=temperature, max_tokens=most)
+        served = serve(
+            run.target,
+            drafter,
+            test_prompts if test else prompts,
+            k=settings.k,
+            temperature=temperature,
+            max_tokens=TEST_ANSWER if test else ANSWER,
+            stop_ids=() if test else run.opened.tokenizer.eos_ids,
+        )
         on_served(name, served)
         return served
 
-    trained = tried("as trained, greedy", trainer.head.net, "float32", 0.0, prompts, ANSWER)
-    greedy = tried("as served, greedy", folder, "auto", 0.0, prompts, ANSWER)
-    sampled = tried("as served, temperature 1", folder, "auto", 1.0, prompts, ANSWER)
-    test_prompts = sorted(prompts, key=len)[:TEST_PROMPTS]
-    test = tried("the card's test", folder, "auto", 0.0, test_prompts, TEST_ANSWER)
+    trained = tried("as trained, greedy", trainer.head.net, "float32", 0.0)
+    greedy = tried("as served, greedy", folder, "auto", 0.0)
+    sampled = tried("as served, temperature 1", folder, "auto", 1.0)
+    test = tried("the card's test", folder, "auto", 0.0, test=True)
     card = {
         "drafter": settings.kind,
         "target": run.identity.names[0],

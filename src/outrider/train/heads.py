@@ -230,7 +230,7 @@ class BlockInTraining(TrainedHead):
         )
 
     def write(self, folder: Path, layout: str | None = None) -> None:
-        write_block(copy.deepcopy(self._net).bfloat16(), folder, layout or "deepspec")
+        write_block(copy.deepcopy(self._net).bfloat16(), folder, layout or ("deepspec" if self._spark else "zlab"))
 
 
 KINDS = ("eagle3", "dflash", "dspark")
