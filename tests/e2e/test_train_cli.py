@@ -13,11 +13,12 @@ import torch
 from outrider import LLM, SamplingParams, Speculation
 from outrider.cli.main import main
 from outrider.train import trainer as trainer_module
+from outrider.train.recipes import RECIPES
 from outrider.train.shards import read_shards
 from outrider.train.trainer import Trainer, read_checkpoint
 from tests.tiny_folder import write_tiny_model
 
-KINDS = ("eagle3", "dspark", "dflash")
+KINDS = tuple(RECIPES)
 SMALL = [
     "--max-tokens", "24", "--batch", "4", "--batch-tokens", "256", "--epochs", "2", "--draft-vocab", "0",
     "--anchors", "4", "--block-size", "3", "--markov-rank", "32", "--steps", "2", "--temperatures", "0,1",

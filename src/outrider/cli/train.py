@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from outrider.train.run import TrainRun
     from outrider.train.trainer import Progressed
 
-Kind = Annotated[str, typer.Argument(metavar="HEAD", help="What is trained: eagle3, dflash, dspark.")]
+Kind = Annotated[str, typer.Argument(metavar="HEAD", help="What is trained: eagle3, mtp, medusa, dflash, dspark.")]
 TargetOption = Annotated[str, typer.Option("--model", "-m", metavar="MODEL", help=f"The target: {common.MODEL_NAMES}.")]
 PromptFile = Annotated[
     Path, typer.Option("--prompts", metavar="FILE", help="Prompts to answer, a JSON object a line; may be gzipped.")
@@ -48,12 +48,12 @@ Layers = Annotated[
     str | None,
     typer.Option(metavar="I[,I...]", help="Target layers whose outputs are read. [default: low, middle, high, last]"),
 ]
-Depth = Annotated[int, typer.Option(metavar="N", help="The head's own layers (dflash, dspark).")]
+Depth = Annotated[int, typer.Option(metavar="N", help="The head's own layers (dflash, dspark, medusa).")]
 BlockSize = Annotated[int, typer.Option(metavar="N", help="Tokens of a block (dflash, dspark).")]
 Rank = Annotated[int, typer.Option(metavar="N", help="Of the Markov head (dspark).")]
 Markov = Annotated[str, typer.Option(metavar="KIND", help="The Markov head: vanilla, rnn (dspark).")]
 Anchors = Annotated[int, typer.Option(metavar="N", help="Blocks of a sequence that a step learns (dflash, dspark).")]
-Steps = Annotated[int, typer.Option(metavar="N", help="Draft tokens that are learned behind a position (eagle3).")]
+Steps = Annotated[int, typer.Option(metavar="N", help="Draft tokens learned (eagle3, mtp); heads (medusa).")]
 Layout = Annotated[str | None, typer.Option(metavar="NAME", help="The layout of the finished head's files.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done and what it takes, and do nothing.")]
 
@@ -98,7 +98,8 @@ def train(
     from outrider.drafters.head_card import CARD
     from outrider.engine.prompt_file import read_prompts
     from outrider.train.harvest import HarvestSettings
-    from outrider.train.heads import HeadSettings, harvested_layers, require_kind
+    from outrider.train.heads import HeadSettings, harvested_layers
+    from outrider.train.recipes import require_kind
     from outrider.train.run import RunSettings, TrainRun, native
     from outrider.train.trainer import TrainSettings
 

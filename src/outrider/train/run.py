@@ -30,8 +30,9 @@ from outrider.errors import ConfigError
 from outrider.models.decoder import Decoder
 from outrider.models.load import LoadedModel
 from outrider.train.harvest import Harvester, HarvestSettings
-from outrider.train.heads import HeadSettings, TargetParts, TrainedHead, begin_head
+from outrider.train.heads import HeadSettings, TargetParts, TrainedHead
 from outrider.train.lessons import Lessons, frequent_tokens
+from outrider.train.recipes import RECIPES
 from outrider.train.shards import Shard, read_shards, write_manifest
 from outrider.train.trainer import CHECKPOINT, Trainer, TrainSettings, read_checkpoint
 
@@ -130,7 +131,7 @@ class TrainRun:
         else:
             rows = self.target.embedding_rows
             vocab = frequent_tokens(shards, settings.draft_vocab, self.target.vocab_size, rows=rows)
-        return begin_head(self.settings.kind, parts, vocab, settings)
+        return RECIPES[self.settings.kind](parts, vocab, settings)
 
     def _mask_token(self) -> int:
         """A special token that no text holds."""
