@@ -28,6 +28,8 @@ constexpr int kSpins = 4000;  // pauses before an idle worker sleeps: about 50 t
 constexpr std::uint64_t kIndexBits = 24;
 constexpr std::uint64_t kIndexMask = (std::uint64_t{1} << kIndexBits) - 1;
 
+thread_local bool in_task = false;  // whether this thread does a task now
+
 void pause() {
 #if defined(__x86_64__)
   _mm_pause();
@@ -43,9 +45,15 @@ class Pool {
 
   void run(std::size_t count, Task task, const void* job) {
     if (count == 0) return;
+    if (in_task) {
+      for (std::size_t i = 0; i < count; ++i) task(job, i);
+      return;
+    }
     std::lock_guard<std::mutex> one_job(job_mutex_);
     if (wanted_ <= 1 || count == 1) {
+      in_task = true;
       for (std::size_t i = 0; i < count; ++i) task(job, i);
+      in_task = false;
       return;
     }
     if (static_cast<int>(workers_.size()) != wanted_ - 1) restart();
@@ -88,7 +96,9 @@ class Pool {
     const std::uint64_t state = state_.fetch_add(1);
     const std::uint64_t index = state & kIndexMask;
     if (index >= ((state >> kIndexBits) & kIndexMask)) return false;
+    in_task = true;
     task_(job_, index);
+    in_task = false;
     done_.fetch_add(1, std::memory_order_release);
     return true;
   }

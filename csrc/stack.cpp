@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "narrow.h"
+#include "pool.h"
 #include "scratch.h"
 
 namespace outrider {
@@ -98,26 +99,62 @@ void Stack::write_cache(const StackSpan& span, std::size_t index, const float* k
   }
 }
 
+// The attention of one layer.
+struct Stack::SpanJob {
+  const Stack& stack;
+  const StackPass& pass;
+  const Buffers& to;
+  std::size_t layer;
+  std::vector<std::size_t> firsts;  // of the spans' rows
+};
+
+void Stack::attend_span(const SpanJob& job, std::size_t number) const {
+  const StackSpan& span = job.pass.spans[number];
+  const std::size_t width = shape_.width, step = joint_heads() * width, first = job.firsts[number];
+  const std::size_t cache_bytes = 2 * shape_.kv_heads * width * (shape_.cache == Dtype::kF32 ? 4 : 2);
+  const float* q = job.to.qkv + first * step;
+  const float* k = q + shape_.heads * width;
+  write_cache(span, job.layer, k, k + shape_.kv_heads * width);
+  const char* keys = static_cast<const char*>(span.store) + job.layer * span.positions * cache_bytes;
+  const char* values = keys + span.positions * cache_bytes / 2;
+  float* out = job.to.attended + first * shape_.heads * width;
+  const std::size_t slots = span.ancestors ? span.rows : 0;
+  kernels_->attention({q, keys, values, out, span.lengths, span.starts, span.ancestors, span.rows, step, slots, shape_.heads,
+                       shape_.kv_heads, width, shape_.cache});
+}
+
+// Many spans of like work are a task each; else the threads share span after span.
+void Stack::attend_spans(const SpanJob& job) const {
+  std::size_t largest = 0, total = 0;
+  for (const StackSpan& span : job.pass.spans) {
+    const std::size_t products = span.rows * (span.length + span.rows);
+    largest = std::max(largest, products);
+    total += products;
+  }
+  if (2 * largest * static_cast<std::size_t>(threads()) <= total) {
+    const Task task = [](const void* job, std::size_t number) {
+      const SpanJob& spans = *static_cast<const SpanJob*>(job);
+      spans.stack.attend_span(spans, number);
+    };
+    run_tasks(job.pass.spans.size(), task, &job);
+  } else {
+    for (std::size_t number = 0; number < job.pass.spans.size(); ++number) attend_span(job, number);
+  }
+}
+
 void Stack::attend(std::size_t index, const StackPass& pass, const Buffers& to) const {
   const StackLayer& layer = layers_[index];
   const std::size_t width = shape_.width, step = joint_heads() * width;
-  const std::size_t cache_bytes = 2 * shape_.kv_heads * width * (shape_.cache == Dtype::kF32 ? 4 : 2);
   product(layer.qkv, index == 0 && pass.read ? pass.read : to.inner, to.qkv, pass.rows);
   if (layer.q_norm) norm_heads(layer, to.qkv, pass.rows);
   kernels_->rope(to.qkv, pass.cos, pass.sin, pass.positions, pass.rows, step, shape_.heads + shape_.kv_heads, width);
+  SpanJob job{*this, pass, to, index, {}};
   std::size_t first = 0;
   for (const StackSpan& span : pass.spans) {
-    const float* q = to.qkv + first * step;
-    const float* k = q + shape_.heads * width;
-    write_cache(span, index, k, k + shape_.kv_heads * width);
-    const char* keys = static_cast<const char*>(span.store) + index * span.positions * cache_bytes;
-    const char* values = keys + span.positions * cache_bytes / 2;
-    float* out = to.attended + first * shape_.heads * width;
-    const std::size_t slots = span.ancestors ? span.rows : 0;
-    kernels_->attention({q, keys, values, out, span.lengths, span.starts, span.ancestors, span.rows, step, slots, shape_.heads,
-                         shape_.kv_heads, width, shape_.cache});
+    job.firsts.push_back(first);
     first += span.rows;
   }
+  attend_spans(job);
   product(layer.o, to.attended, to.mixed, pass.rows);
 }
 

@@ -79,6 +79,9 @@ class Stack {
  private:
   struct Buffers;
   void product(const std::vector<Matrix>& parts, const float* x, float* y, std::size_t rows) const;
+  struct SpanJob;
+  void attend_span(const SpanJob& job, std::size_t number) const;
+  void attend_spans(const SpanJob& job) const;
   void attend(std::size_t index, const StackPass& pass, const Buffers& to) const;
   void feed(const StackLayer& layer, std::size_t rows, const Buffers& to) const;
   void write_cache(const StackSpan& span, std::size_t index, const float* keys, const float* values) const;
