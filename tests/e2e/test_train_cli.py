@@ -31,10 +31,17 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     prompts = root / "prompts.jsonl"
     lines = [json.dumps({"prompt": f"prompt number {i}"}) for i in range(52)]
     prompts.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    return {"root": root, "prompts": prompts, "target": write_tiny_model(root / "target", layers=6)}
+    return {
+        "root": root,
+        "prompts": prompts,
+        "target": write_tiny_model(root / "target", layers=6),
+        "draft": write_tiny_model(root / "draft", layers=1, seed=3),
+    }
 
 
 def command(world: dict[str, Path], kind: str, out: Path, *more: str) -> list[str]:
+    if kind == "draft_model":
+        more = ("--draft-model", str(world["draft"]), *more)
     given = {"--model": world["target"], "--prompts": world["prompts"], "--data": world["root"] / "data", "--out": out}
     return ["train", kind, *(str(part) for pair in given.items() for part in pair), *SMALL, *more]
 

@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     from outrider.train.run import TrainRun
     from outrider.train.trainer import Progressed
 
-Kind = Annotated[str, typer.Argument(metavar="HEAD", help="What is trained: eagle3, mtp, medusa, dflash, dspark.")]
+Kind = Annotated[
+    str, typer.Argument(metavar="HEAD", help="What is trained: eagle3, mtp, medusa, dflash, dspark, draft_model.")
+]
 TargetOption = Annotated[str, typer.Option("--model", "-m", metavar="MODEL", help=f"The target: {common.MODEL_NAMES}.")]
 PromptFile = Annotated[
     Path, typer.Option("--prompts", metavar="FILE", help="Prompts to answer, a JSON object a line; may be gzipped.")
@@ -54,6 +56,9 @@ Rank = Annotated[int, typer.Option(metavar="N", help="Of the Markov head (dspark
 Markov = Annotated[str, typer.Option(metavar="KIND", help="The Markov head: vanilla, rnn (dspark).")]
 Anchors = Annotated[int, typer.Option(metavar="N", help="Blocks of a sequence that a step learns (dflash, dspark).")]
 Steps = Annotated[int, typer.Option(metavar="N", help="Draft tokens learned (eagle3, mtp); heads (medusa).")]
+DraftFolder = Annotated[
+    str | None, typer.Option("--draft-model", metavar="FOLDER", help="The model to train on (draft_model).")
+]
 Layout = Annotated[str | None, typer.Option(metavar="NAME", help="The layout of the finished head's files.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done and what it takes, and do nothing.")]
 
@@ -80,6 +85,7 @@ def train(
     markov_head: Markov = "vanilla",
     anchors: Anchors = 32,
     steps: Steps = 5,
+    draft_model: DraftFolder = None,
     k: common.DraftLength = None,
     seed: Annotated[int, typer.Option(metavar="N", help="Of everything that is drawn.")] = 0,
     layout: Layout = None,
@@ -114,6 +120,7 @@ def train(
         markov_head_type=markov_head,
         anchors=anchors,
         steps=steps,
+        draft_model=draft_model or "",
     )
     training = TrainSettings(epochs=epochs, lr=lr, batch_tokens=batch_tokens, seed=seed)
     opened = _open(model, threads, offline, quiet)

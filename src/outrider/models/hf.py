@@ -102,6 +102,7 @@ class TransformersModel:
             raise MissingExtraError(
                 f"{folder} needs the optional package transformers: pip install 'outrider[transformers]'"
             ) from None
+        transformers.utils.logging.disable_progress_bar()
         try:
             model = transformers.AutoModelForCausalLM.from_pretrained(
                 str(folder),
@@ -123,6 +124,11 @@ class TransformersModel:
     def device(self) -> torch.device:
         device: torch.device = self._model.device
         return device
+
+    @property
+    def module(self) -> Untyped:
+        """The model of `transformers` itself, for training."""
+        return self._model
 
     @property
     def nbytes(self) -> int:

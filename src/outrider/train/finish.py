@@ -7,7 +7,6 @@ from dataclasses import asdict
 from pathlib import Path
 
 from outrider.core.json_file import JsonObject
-from outrider.core.registry import drafter_class
 from outrider.drafters.head_card import CardTest, write_card
 from outrider.train.evaluate import Served, held_out_prompts, serve
 from outrider.train.run import HEAD, RUN, TrainRun
@@ -32,11 +31,10 @@ def finish(run: TrainRun, trainer: Trainer, on_served: OnServed, layout: str | N
 
     test_prompts = sorted(prompts, key=len)[:TEST_PROMPTS]
 
-    def tried(name: str, head: object, dtype: str, temperature: float, *, test: bool = False) -> Served:
-        drafter = drafter_class(settings.kind)(target=run.target, head=head, identity=run.identity, dtype=dtype)
+    def tried(name: str, written: Path | None, temperature: float, *, test: bool = False) -> Served:
         served = serve(
             run.target,
-            drafter,
+            trainer.head.drafter(settings.kind, run.target, run.identity, written),
             test_prompts if test else prompts,
             k=settings.k,
             temperature=temperature,
@@ -46,10 +44,10 @@ def finish(run: TrainRun, trainer: Trainer, on_served: OnServed, layout: str | N
         on_served(name, served)
         return served
 
-    trained = tried("as trained, greedy", trainer.head.net, "float32", 0.0)
-    greedy = tried("as served, greedy", folder, "auto", 0.0)
-    sampled = tried("as served, temperature 1", folder, "auto", 1.0)
-    test = tried("the card's test", folder, "auto", 0.0, test=True)
+    trained = tried("as trained, greedy", None, 0.0)
+    greedy = tried("as served, greedy", folder, 0.0)
+    sampled = tried("as served, temperature 1", folder, 1.0)
+    test = tried("the card's test", folder, 0.0, test=True)
     card = {
         "drafter": settings.kind,
         "target": run.identity.names[0],

@@ -62,7 +62,7 @@ class HarvestSettings:
     conversations: int
     layers: tuple[int, ...]
     max_tokens: int = 256
-    longest_prompt: int = 768
+    longest_prompt: int = 512
     temperatures: tuple[float, ...] = (0.0, 0.0, 1.0)
     follow_ups: float = 0.25
     likeliest: int = 64

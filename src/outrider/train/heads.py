@@ -14,6 +14,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from outrider.core.protocols import Drafter
+from outrider.core.registry import drafter_class
 from outrider.core.types import TargetIdentity
 from outrider.drafters.block_net import MARKOV_HEADS
 from outrider.drafters.head_layer import LayerShape
@@ -22,6 +24,7 @@ from outrider.drafters.options import require_int
 from outrider.drafters.reduced_vocab import ReducedVocab
 from outrider.errors import ConfigError
 from outrider.models.decoder import Decoder
+from outrider.models.load import LoadedModel
 
 MOST_POSITIONS = 4096
 """Positions that a new head looks back, at most."""
@@ -33,12 +36,13 @@ class HeadSettings:
 
     draft_vocab   tokens that it can say; 0: all
     layers        target layers whose outputs it reads; (): low, middle and high, and for some kinds the last
-    depth         its own layers (dflash, dspark)
+    depth         its own layers (dflash, dspark), or those of each head (medusa)
     block_size    rows of a block (dflash, dspark)
     markov_rank   of the Markov head (dspark)
     markov_head_type  "vanilla" or "rnn" (dspark)
     anchors       blocks learned of each sequence at a time (dflash, dspark)
-    steps         draft tokens learned behind each position (eagle3)
+    steps         draft tokens learned behind each position (eagle3, mtp); heads (medusa)
+    draft_model   the folder of a model to train on (draft_model)
     """
 
     draft_vocab: int = 16384
@@ -49,6 +53,7 @@ class HeadSettings:
     markov_head_type: str = "vanilla"
     anchors: int = 32
     steps: int = 5
+    draft_model: str = ""
 
     def __post_init__(self) -> None:
         lows = {"draft_vocab": 0, "depth": 1, "block_size": 2, "markov_rank": 1, "anchors": 1, "steps": 1}
@@ -90,12 +95,17 @@ class TrainedHead(ABC):
     def write(self, folder: Path, layout: str | None = None) -> None:
         """Writes the head, in bfloat16, in one of its public layouts (None: the one that this project prefers)."""
 
+    def drafter(self, kind: str, target: Decoder, identity: TargetIdentity, folder: Path | None) -> Drafter:
+        """A drafter that uses the head as `folder` has it, or as it is now, in float32."""
+        head, dtype = (self.net, "float32") if folder is None else (folder, "auto")
+        return drafter_class(kind)(target=target, head=head, identity=identity, dtype=dtype)
+
 
 class TargetParts:
     """The target as a head in training sees it: its embedding and head rows, frozen, and its layers to begin from."""
 
-    def __init__(self, target: Decoder, identity: TargetIdentity, mask_token_id: int) -> None:
-        self.target, self.identity, self.mask_token_id = target, identity, mask_token_id
+    def __init__(self, opened: LoadedModel, target: Decoder, identity: TargetIdentity, mask_token_id: int) -> None:
+        self.opened, self.target, self.identity, self.mask_token_id = opened, target, identity, mask_token_id
         self.embedding_Vd = target.embed(range(target.embedding_rows)).clone()
 
     def head_Sd(self, vocab: ReducedVocab) -> Tensor:

@@ -97,8 +97,8 @@ class Lessons:
         counted_BT = torch.zeros((size, length), dtype=torch.bool)
         for b, h in enumerate(found):
             tokens_BT[b, : len(h.tokens)] = torch.tensor(h.tokens)
-            blocks = h.features_TF.chunk(self._n_layers, dim=1)
-            features_BTF[b, : len(h.tokens)] = torch.cat([blocks[block] for block in self._blocks], dim=1)
+            by_layer = h.features_TF.view(len(h.tokens), self._n_layers, width)
+            features_BTF[b, : len(h.tokens)] = by_layer[:, self._blocks].flatten(1)
             answer = slice(h.prompt_len - 1, h.prompt_len - 1 + len(h.likeliest_AC))
             likeliest_BTC[b, answer], logp_BTC[b, answer] = h.likeliest_AC.long(), h.logp_AC.float()
             counted_BT[b, answer] = True

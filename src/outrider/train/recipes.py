@@ -30,6 +30,7 @@ from outrider.drafters.mtp_files import write_mtp
 from outrider.drafters.mtp_net import MtpConfig, MtpNet, mtp_losses
 from outrider.drafters.reduced_vocab import ReducedVocab
 from outrider.errors import ConfigError
+from outrider.train.distil import DraftInTraining
 from outrider.train.heads import HeadSettings, TargetParts, TrainedHead, default_layers, harvested_layers
 
 SPARK_WEIGHTS = (0.1, 1.8)
@@ -218,6 +219,7 @@ RECIPES: Mapping[str, Callable[[TargetParts, ReducedVocab, HeadSettings], Traine
         "medusa": MedusaInTraining,
         "dflash": partial(BlockInTraining, spark=False),
         "dspark": partial(BlockInTraining, spark=True),
+        "draft_model": DraftInTraining,
     }
 )
 

@@ -125,7 +125,7 @@ class TrainRun:
         """New, or with the draft vocabulary of the checkpoint, which more shards would change."""
         settings = self.settings.head
         torch.manual_seed(self.settings.train.seed)
-        parts = TargetParts(self.target, self.identity, self._mask_token())
+        parts = TargetParts(self.opened, self.target, self.identity, self._mask_token())
         if (self.folder / CHECKPOINT).exists():
             vocab = ReducedVocab(read_checkpoint(self.folder)["draft_ids"], self.target.embedding_rows)
         else:
