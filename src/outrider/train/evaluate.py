@@ -10,6 +10,7 @@ from outrider.core.protocols import Drafter, LanguageModel
 from outrider.core.stats import SpecStats
 from outrider.core.types import SamplingParams
 from outrider.engine.head_test import answer_all
+from outrider.engine.report import conditional_acceptance
 from outrider.train.lessons import is_held_out
 from outrider.train.shards import Shard
 
@@ -27,9 +28,14 @@ class Served:
 
     @classmethod
     def of(cls, stats: SpecStats) -> Served:
-        reached = [stats.drafted_at[0], *(stats.accepted_at[i] for i in range(len(stats.drafted_at)))]
-        conditional = [stats.accepted_at[i] / max(1, reached[i]) for i in range(len(stats.drafted_at))]
-        return cls(stats.rounds, stats.emitted, stats.drafted, stats.accepted, stats.acceptance_length, conditional)
+        return cls(
+            stats.rounds,
+            stats.emitted,
+            stats.drafted,
+            stats.accepted,
+            stats.acceptance_length,
+            conditional_acceptance(stats),
+        )
 
 
 def held_out_prompts(shards: Seq[Shard], most: int) -> list[list[int]]:
