@@ -69,9 +69,8 @@ def test_greedy_answers_are_the_likeliest_tokens(shards: list[Shard]) -> None:
 
 def test_answers_that_end_by_themselves_may_be_followed_up(shards: list[Shard]) -> None:
     """A second turn is there for answers that ended, and only for those."""
-    by_turn = {
-        (shard.conversations[i], shard.turns[i]): shard.sequence(i, 9999) for shard in shards for i in range(len(shard))
-    }
+    every = [(shard, i) for shard in shards for i in range(len(shard))]
+    by_turn = {(shard.conversations[i], shard.turns[i]): shard.sequence(i, 9999) for shard, i in every}
     for (conversation, turn), found in by_turn.items():
         if turn == 0:
             assert ((conversation, 1) in by_turn) == (found.tokens[-1] == EOS)
@@ -131,8 +130,6 @@ def test_a_damaged_shard_is_one_line_that_says_what_to_do(shards: list[Shard], t
 
 def test_other_settings_for_a_harvest_that_was_begun_are_refused(opened: LoadedModel, shards: list[Shard]) -> None:
     prompts = [Conversation(str(i), "any", (f"say {i * i}",)) for i in range(20)]
-    other = HarvestSettings(
-        conversations=60, layers=LAYERS, max_tokens=13, temperatures=(0.0, 1.0), follow_ups=1.0, likeliest=5
-    )
+    other = replace(SETTINGS, max_tokens=13)
     with pytest.raises(ConfigError, match="was begun with max_tokens = 12 and is asked to go on with 13"):
         Harvester(opened, identity_of(opened), prompts, other, shards[0].path.parent)
