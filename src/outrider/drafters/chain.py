@@ -177,9 +177,9 @@ class ChainDrafter(ABC, Generic[S]):
         logits_nS = self._next_logits(live)
         live = self._still_running(live)
         if live:
-            top_n, column_n = (part.tolist() for part in logits_nS.max(1))
-            for n, run in enumerate(live):
-                chosen = self._choose(run, logits_nS[n], top_n[n], column_n[n], rng.of(run.seq.id))
+            rows_nS = logits_nS.numpy()  # whose argmax takes a tenth of the time
+            for n, (run, column) in enumerate(zip(live, rows_nS.argmax(1).tolist(), strict=True)):
+                chosen = self._choose(run, logits_nS[n], float(rows_nS[n, column]), column, rng.of(run.seq.id))
                 if chosen is None:
                     run.seq.stats.dropped["draft logits are NaN, or every token is forbidden"] += 1
                     run.done = True
@@ -203,7 +203,7 @@ class ChainDrafter(ABC, Generic[S]):
             q = p[0]
         if run.law is DraftLaw.POINT:
             column = column if q is None else self.columns.column(q.likeliest())
-            peak = float((logits_S[column] - logits_S.logsumexp(0)).exp())
+            peak = math.exp(float(logits_S[column]) - top) / float((logits_S - top).exp_().sum())
             return self.columns.token(column), peak, peak
         assert q is not None
         token = self._draw(run, q, rng)

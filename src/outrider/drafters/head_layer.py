@@ -214,6 +214,8 @@ class PackedMatrix(nn.Module):
         self._packed = pack_matrix(linear, dtype)
 
     def forward(self, x_MK: Tensor) -> Tensor:
+        if x_MK.dim() == 2 and x_MK.dtype == torch.float32:
+            return self._packed(x_MK)
         rows = x_MK.float().reshape(-1, self._packed.in_features)
         return self._packed(rows).view(*x_MK.shape[:-1], self._packed.out_features)
 
