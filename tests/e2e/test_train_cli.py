@@ -12,11 +12,12 @@ import torch
 
 from outrider import LLM, SamplingParams, Speculation
 from outrider.cli.main import main
+from outrider.errors import ConfigError
 from outrider.train import trainer as trainer_module
 from outrider.train.recipes import RECIPES
-from outrider.train.shards import read_shards
+from outrider.train.shards import read_shards, write_whole
 from outrider.train.trainer import Trainer, read_checkpoint
-from tests.tiny_folder import write_tiny_model
+from tests.tiny_folder import broken_model, write_tiny_model
 
 KINDS = tuple(RECIPES)
 SMALL = [
@@ -195,3 +196,22 @@ def test_an_unknown_kind_is_refused(world: dict[str, Path], tmp_path: Path, caps
 def _replaced(ask: list[str], changes: list[str]) -> list[str]:
     at = ask.index(changes[0])
     return [*ask[:at], *changes, *ask[at + 2 :]]
+
+
+def test_a_target_that_cannot_answer_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt": "x"}\n', encoding="utf-8")
+    ask = ["train", "medusa", "--model", str(broken_model(tmp_path / "broken")), "--prompts", str(prompts)]
+    assert main([*ask, "--out", str(tmp_path / "out"), *SMALL, "--quiet"]) == 2
+    said = capsys.readouterr().err.strip().splitlines()
+    assert "cannot answer: error: the target's logits are NaN" in said[-1]
+
+
+def test_a_disk_that_fails_is_one_line_and_leaves_nothing_half_written(tmp_path: Path) -> None:
+    def fail(path: Path) -> None:
+        path.write_text("half")
+        raise OSError("No space left on device")
+
+    with pytest.raises(ConfigError, match="No space left on device"):
+        write_whole(tmp_path / "shard", fail)
+    assert not list(tmp_path.iterdir())

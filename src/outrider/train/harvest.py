@@ -27,6 +27,7 @@ from outrider.drafters.options import require_int, require_number
 from outrider.engine.llm import LLM, Message
 from outrider.engine.prompt_file import Conversation
 from outrider.engine.request import Request, Result, Speculation
+from outrider.errors import ModelFileError
 from outrider.models.load import LoadedModel
 from outrider.train.shards import HARVEST, Harvested, read_shards, write_manifest, write_shard
 
@@ -160,7 +161,7 @@ class Harvester:
             max_batch=batch,
         )
         head = self._host.head_rows(range(opened.model.vocab_size))
-        waiting = self._first_turns(llm)
+        waiting = self._first_turns(llm, on_answer)
         running: dict[int, _Turn] = {}
         kept: list[Harvested] = []
         while True:
@@ -187,12 +188,14 @@ class Harvester:
         write_shard(self._folder, self._next_shard, kept)
         self._next_shard += 1
 
-    def _first_turns(self, llm: LLM) -> Iterator[_Turn]:
+    def _first_turns(self, llm: LLM, on_answer: OnAnswer) -> Iterator[_Turn]:
         for conversation in self.left:
             text = self._prompts[conversation % len(self._prompts)].turns[0]
             turn = _turn(llm, conversation, [{"role": "user", "content": text}], [])
             if len(turn.prompt_ids) <= self._settings.longest_prompt:
                 yield turn
+            else:
+                on_answer(0)
 
     def _follow_up(self, llm: LLM, turn: _Turn, result: Result) -> _Turn | None:
         """The conversation's second turn, for some of those that ended by themselves."""
@@ -217,6 +220,8 @@ class Harvester:
     def _harvested(
         self, turn: _Turn, result: Result, recorder: Recorder, head: Callable[[Tensor], Tensor]
     ) -> Harvested:
+        if not result.token_ids:
+            raise ModelFileError(f"{self._opened.path} cannot answer: {result.completions[0].finish_reason}")
         tokens = [*result.prompt_ids, *result.token_ids]
         features_TF = recorder.finished.pop(tuple(tokens))
         width = self._host.hidden_size

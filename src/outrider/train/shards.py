@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from itertools import accumulate
@@ -61,10 +61,19 @@ def write_shard(folder: Path, number: int, sequences: Seq[Harvested]) -> None:
         "likeliest": torch.cat([s.likeliest_AC for s in sequences]),
         "logp": torch.cat([s.logp_AC for s in sequences]),
     }
-    path = folder / SHARDS.replace("*", f"{number:05}")
-    partial = path.with_suffix(".partial")
-    save_file(tensors, partial)
-    os.replace(partial, path)
+    write_whole(folder / SHARDS.replace("*", f"{number:05}"), lambda path: save_file(tensors, path))
+
+
+def write_whole(path: Path, write: Callable[[Path], object]) -> None:
+    """Lets `write` make a file beside `path` and puts it there when it is whole. Raises ConfigError where it cannot."""
+    partial = path.with_name(f"{path.name}.partial")
+    try:
+        write(partial)
+        os.replace(partial, path)
+    except (OSError, SafetensorError, RuntimeError) as error:
+        partial.unlink(missing_ok=True)
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:120]
+        raise ConfigError(f"{path} cannot be written ({reason}): make room, or give another folder") from None
 
 
 def write_manifest(folder: Path, name: str, manifest: Mapping[str, object]) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import pickle
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -23,6 +22,7 @@ from outrider.drafters.options import require_int, require_number
 from outrider.errors import ModelFileError
 from outrider.train.heads import TrainedHead
 from outrider.train.lessons import Lessons, Place
+from outrider.train.shards import write_whole
 
 CHECKPOINT = "checkpoint.pt"
 LOG = "log.jsonl"
@@ -163,9 +163,7 @@ class Trainer:
             "step": self.step,
             "draft_ids": self.head.vocab.ids_S,
         }
-        partial = self.folder / f"{CHECKPOINT}.partial"
-        torch.save(state, partial)
-        os.replace(partial, self.folder / CHECKPOINT)
+        write_whole(self.folder / CHECKPOINT, lambda path: torch.save(state, path))
 
     def _cut_log(self) -> None:
         """Forgets the lines of steps behind the checkpoint: they are made again."""
