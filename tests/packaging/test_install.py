@@ -121,6 +121,8 @@ def test_the_wheel_is_the_package_and_nothing_else(wheel: Path) -> None:
     assert all(re.match(r"outrider/|outrider-[\w.]+\.dist-info/", name) for name in names)
     sources = {str(path.relative_to(ROOT / "src")) for path in (ROOT / "src").rglob("*.py")}
     assert sources <= set(names)
+    heads = {str(path.relative_to(ROOT / "src")) for path in (ROOT / "src/outrider/heads").rglob("*") if path.is_file()}
+    assert heads <= set(names)
 
 
 def test_the_wheels_tag_names_this_python_and_platform(wheel: Path) -> None:

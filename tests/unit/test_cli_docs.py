@@ -9,9 +9,11 @@ from typer.main import get_command
 from outrider.cli.main import COMMANDS, app_for, main
 from outrider.cli.measuring import Setup
 from outrider.core.registry import DRAFTERS, VERIFIERS
-from outrider.engine.llm import DEFAULT_DRAFTER, DEFAULT_K
+from outrider.engine.llm import DEFAULT_K
+from outrider.engine.shipped import DEFAULT_DRAFTER, PREFERRED
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "cli.md"
+TRAIN_PAGE = PAGE.with_name("train.md")
 HELP_PAGES = [*([name] for name in COMMANDS), *(["models", name] for name in ("list", "pull", "info", "check"))]
 RUN_A_MODEL = ("generate", "chat", "demo", "verify", "bench")
 
@@ -25,8 +27,20 @@ def help_page(capsys, *command):
 def test_the_reference_names_every_option(capsys, command):
     options = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", help_page(capsys, *command))) - {"--help"}
     assert options or command == ["models"]
-    named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", PAGE.read_text()))
+    page = TRAIN_PAGE if command == ["train"] else PAGE
+    named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", page.read_text()))
     assert options <= named
+
+
+def test_the_page_of_train_tells_its_defaults():
+    rows = re.findall(r"^\| (.+?) \| (.*?) \|", TRAIN_PAGE.read_text().split("\n## ")[1], re.MULTILINE)
+    told = {re.match(r"`(--[a-z-]+)", options)[1]: value for options, value in rows if options.startswith("`--")}
+    real = {p.opts[0]: p.default for p in get_command(app_for(["train"])).commands["train"].params}
+    for option in ("--model", "--max-tokens", "--temperatures", "--markov-head"):
+        assert told[option] == str(real[option]), option
+    for option, default in real.items():
+        if isinstance(default, (int, float)) and not isinstance(default, bool):
+            assert float(told[option]) == default, option
 
 
 def table_of_defaults():
@@ -80,7 +94,7 @@ def test_the_reference_tells_what_stands_in_for_no_value():
         offline=False,
     )
     for command in ("generate", "chat", "demo"):
-        assert written[command]["--k"] == str(DEFAULT_K)
+        assert written[command]["--k"] == f"{DEFAULT_K} **"
         assert written[command]["--drafter"] == f"{DEFAULT_DRAFTER} *"
     for command in ("verify", "bench"):
         assert written[command]["--drafter"] == f"{','.join(setup.drafters)} *"
@@ -88,8 +102,8 @@ def test_the_reference_tells_what_stands_in_for_no_value():
 
 def test_help_tells_the_defaults_of_the_engine(capsys):
     text = " ".join(help_page(capsys, "generate").split())
-    assert f"plain decoding. [default: {DEFAULT_K}]" in text
-    assert f"else {DEFAULT_DRAFTER}]" in text
+    assert f"plain decoding. [default: what the head's card says, else {DEFAULT_K}]" in text
+    assert f"for this target ({', '.join(PREFERRED)}), else {DEFAULT_DRAFTER}]" in text
 
 
 def test_help_names_every_drafter_and_rule(capsys):

@@ -19,7 +19,7 @@ from outrider.core.trace import StepTrace
 from outrider.core.types import SamplingParams
 from outrider.core.verdict import Origin
 from outrider.engine.engine import resolve_rule
-from outrider.engine.llm import DEFAULT_K, LLM, Prompt
+from outrider.engine.llm import LLM, Prompt
 from outrider.engine.report import plan_json
 from outrider.engine.request import Completion, Result, Speculation, Timings, TokenEvent
 from outrider.models.loader.catalogue import DEFAULT_MODEL
@@ -55,7 +55,7 @@ class ModelChoice:
                 self.model or DEFAULT_MODEL,
                 drafter=self.drafter,
                 draft_model=self.draft_model,
-                k=DEFAULT_K if self.k is None else self.k,
+                k=self.k,
                 rule=self.rule,
                 dtype=self.dtype,
                 draft_dtype=self.draft_dtype,
@@ -202,13 +202,13 @@ def messages(user: str, system: str | None) -> list[dict[str, object]]:
     return [*first, {"role": "user", "content": user}]
 
 
-def preamble(llm: LLM, choice: ModelChoice, seed: int | None) -> dict[str, object]:
+def preamble(llm: LLM, seed: int | None) -> dict[str, object]:
     """What ran: the beginning of every JSON document."""
     return {
         "model": llm.name,
         "draft_model": llm.draft_name,
         "drafter": llm.engine.method,
-        "k": DEFAULT_K if choice.k is None else choice.k,
+        "k": llm.k,
         "rule": llm.engine.rule,
         "seed": seed,
         "plan": plan_json(llm.plan),

@@ -14,7 +14,7 @@ from outrider.cli.terminal import TokenPrinter, note, summary
 from outrider.errors import RequestError
 
 if TYPE_CHECKING:
-    from outrider.cli.answer import ModelChoice, Streamed
+    from outrider.cli.answer import Streamed
     from outrider.core.types import SamplingParams
     from outrider.engine.llm import LLM
 
@@ -77,7 +77,7 @@ def chat(
         conversation = Conversation(llm, params, system, show=not json, quiet=quiet)
         _talk(conversation)
         if json:
-            common.print_json(conversation.document(choice))
+            common.print_json(conversation.document())
         if conversation.failed:
             raise typer.Exit(EXIT_ERROR)
 
@@ -187,14 +187,14 @@ class Conversation:
         per_second = self.stats.emitted / self.seconds if self.seconds else 0.0
         return f"{len(self.turns)} turns | {summary(self.stats, per_second)}"
 
-    def document(self, choice: ModelChoice) -> dict[str, object]:
+    def document(self) -> dict[str, object]:
         """The whole conversation, for --json."""
         from outrider.cli.answer import preamble
         from outrider.engine.report import metrics_json, usage_json
 
         n_prompt = sum(int(str(turn["prompt_tokens"])) for turn in self.turns)
         return {
-            **preamble(self.llm, choice, self.params.seed),
+            **preamble(self.llm, self.params.seed),
             "turns": self.turns,
             "usage": usage_json(n_prompt, self.stats.emitted),
             "metrics": metrics_json(self.stats),

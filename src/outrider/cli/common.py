@@ -65,7 +65,8 @@ DrafterName = Annotated[
         parser=one_drafter,
         help="What drafts: none, ngram, suffix, prediction, draft_model, layer_skip, eagle3, mtp, medusa, dflash, "
         "dspark, cascade. "
-        "[default: draft_model with --draft-model, prediction with --prediction, else suffix]",
+        "[default: draft_model with --draft-model, prediction with --prediction, a head that comes with the package "
+        "for this target (dspark, eagle3), else suffix]",
     ),
 ]
 DrafterNames = Annotated[
@@ -79,7 +80,8 @@ DraftModel = Annotated[
     typer.Option(
         "--draft-model",
         metavar="MODEL",
-        help="A smaller model of the target's vocabulary; for a head (eagle3, mtp, medusa, dflash, dspark) its folder.",
+        help="A smaller model of the target's vocabulary; for a head (eagle3, mtp, medusa, dflash, dspark) its folder, "
+        "if it does not come with the package.",
     ),
 ]
 DraftLength = Annotated[
@@ -89,7 +91,7 @@ DraftLength = Annotated[
         "-k",
         metavar="K",
         parser=one_length,
-        help="Draft tokens a round, up to 64; 0 is plain decoding. [default: 5]",
+        help="Draft tokens a round, up to 64; 0 is plain decoding. [default: what the head's card says, else 5]",
     ),
 ]
 

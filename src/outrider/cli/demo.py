@@ -106,7 +106,7 @@ def demo(
     if shown:
         _conclude(lanes, machine)
     else:
-        report = {**preamble(llm, choice, None), "machine": machine, "prompts": [lane.to_json() for lane in lanes]}
+        report = {**preamble(llm, None), "machine": machine, "prompts": [lane.to_json() for lane in lanes]}
         common.print_json(report)
     if any(lane.diverged for lane in lanes):
         raise typer.Exit(EXIT_DIFFERENT)

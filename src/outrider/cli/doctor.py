@@ -102,6 +102,7 @@ class _Found:
     packages: dict[str, str | None]
     cache: Path
     models: dict[str, int]
+    heads: list[str]
     bandwidth: Bandwidth
     checks: list[Check]
 
@@ -114,6 +115,7 @@ def _examine() -> _Found:
     from outrider import kernels
     from outrider.bench.bandwidth import read_bandwidth
     from outrider.bench.machine import busy_warning, machine_facts
+    from outrider.engine.shipped import shipped_heads
     from outrider.kernels.dispatch import VARIABLE
     from outrider.kernels.selfcheck import check_kernels
     from outrider.models.loader.sources import models_folder
@@ -148,6 +150,7 @@ def _examine() -> _Found:
         packages={name: _version(name) for name in PACKAGES},
         cache=models_folder(),
         models=_cached_models(models_folder()),
+        heads=[head.name for head in shipped_heads()],
         bandwidth=read_bandwidth(rounds=4),
         checks=check_kernels(),
     )
@@ -201,14 +204,18 @@ def _cached_models(folder: Path) -> dict[str, int]:
 
 
 def _plan(name: str, offline: bool) -> list[Decision]:
-    """What loading the model decides, and how its passes run."""
+    """What loading the model decides, how its passes run, and what drafts for it by default."""
     from outrider.cli.progress import download_bar
     from outrider.engine.llm import LLM
+    from outrider.engine.opening import find_heads
+    from outrider.engine.shipped import default_drafter
 
     with download_bar(quiet=False) as progress:
         llm = LLM(name, drafter="none", k=0, offline=offline, progress=progress)
     decisions = [decision for decision in llm.plan if decision.field not in ("drafter", "k", "rule")]
-    return [*decisions, *pass_decisions(llm.engine.target)]
+    assert llm.opened is not None
+    drafter = default_drafter(find_heads([], llm.opened, None), None)
+    return [*decisions, *pass_decisions(llm.engine.target), drafter]
 
 
 def pass_decisions(model: object) -> list[Decision]:
@@ -260,6 +267,7 @@ def _lines(found: _Found) -> Iterator[tuple[str, str]]:
     yield "packages", ", ".join(f"{name} {number or 'not installed'}" for name, number in found.packages.items())
     models = ", ".join(f"{name} ({megabytes(size)})" for name, size in found.models.items())
     yield "cache", f"{found.cache}: {models or 'no model'}"
+    yield "heads", ", ".join(found.heads) or "none comes with the package"
 
 
 def _verdict(checks: list[Check]) -> str:
@@ -299,6 +307,7 @@ def _document(found: _Found, model: str | None, plan: list[Decision] | None) -> 
         "versions": found.versions,
         "packages": found.packages,
         "cache": {"folder": str(found.cache), "models": found.models},
+        "heads": found.heads,
         "read_bandwidth": found.bandwidth.to_json(),
         "self_check": {
             "ok": all(check.ok for check in found.checks),

@@ -12,7 +12,7 @@ from outrider.cli.terminal import TokenPrinter, note, summary
 from outrider.errors import ConfigError
 
 if TYPE_CHECKING:
-    from outrider.cli.answer import ModelChoice, Streamed
+    from outrider.cli.answer import Streamed
     from outrider.core.types import SamplingParams
     from outrider.engine.llm import LLM, Prompt
     from outrider.engine.request import Result, TokenEvent
@@ -90,7 +90,7 @@ def generate(
     choice = ModelChoice(model, drafter, draft_model, k, rule, dtype, draft_dtype, threads, offline)
     with common.TraceWriter.to(trace) as tracing:
         llm = choice.open(quiet=quiet, on_trace=tracing.write if trace is not None else None)
-        _Run(llm, choice, params, _prompt(llm, text, chat, system), predicted, tracing, json, quiet).run(compare)
+        _Run(llm, params, _prompt(llm, text, chat, system), predicted, tracing, json, quiet).run(compare)
 
 
 def _prompt(llm: LLM, text: str, chat: bool | None, system: str | None) -> Prompt:
@@ -110,7 +110,6 @@ class _Run:
     def __init__(
         self,
         llm: LLM,
-        choice: ModelChoice,
         params: SamplingParams,
         prompt: Prompt,
         prediction: str | None,
@@ -118,7 +117,7 @@ class _Run:
         json: bool,
         quiet: bool,
     ) -> None:
-        self.llm, self.choice, self.params, self.prompt = llm, choice, params, prompt
+        self.llm, self.params, self.prompt = llm, params, prompt
         self.prediction, self.tracing, self.json, self.quiet = prediction, tracing, json, quiet
         self.printer = TokenPrinter(legend=not quiet)
 
@@ -194,7 +193,7 @@ class _Run:
         from outrider.engine.report import result_json
 
         report = {
-            **preamble(self.llm, self.choice, self.params.seed),
+            **preamble(self.llm, self.params.seed),
             **result_json(result, self.llm.tokenizer),
         }
         if plain is not None:

@@ -31,9 +31,11 @@ Load = Annotated[
 @app.command("list")
 def list_(json: common.Json = False) -> None:
     """The catalogue, and what of it is on this machine."""
+    from outrider.engine.shipped import shipped_heads
     from outrider.models.loader.sources import list_models, models_folder
 
-    listed = list_models()
+    listed, shipped = list_models(), shipped_heads()
+    heads = {model.entry.name: [h.drafter for h in shipped if h.model == model.entry.name] for model in listed}
     if json:
         models = [
             {
@@ -44,6 +46,7 @@ def list_(json: common.Json = False) -> None:
                 "size_bytes": model.entry.size_bytes,
                 "sha256": model.entry.sha256,
                 "path": str(model.path) if model.path is not None else None,
+                "heads": heads[model.entry.name],
             }
             for model in listed
         ]
@@ -55,11 +58,12 @@ def list_(json: common.Json = False) -> None:
             megabytes(model.entry.size_bytes),
             model.entry.licence,
             "yes" if model.path is not None else "no",
+            ", ".join(heads[model.entry.name]) or "-",
             model.entry.description,
         )
         for model in listed
     ]
-    print(table(rows, ("name", "size", "licence", "cached", "what it is")))
+    print(table(rows, ("name", "size", "licence", "cached", "heads", "what it is")))
     print(f"\nCached in {models_folder()}. A model may also be {common.MODEL_NAMES}.")
 
 
@@ -88,8 +92,7 @@ def info(name: Name, load: Load = False, offline: common.Offline = False, json: 
         return
     width = max(map(len, facts))
     for key, value in facts.items():
-        shown = megabytes(value) if key.endswith("_bytes") and isinstance(value, (int, float)) else value
-        print(f"{key.removesuffix('_bytes').replace('_', ' '):{width}}  {shown}")
+        print(f"{key.removesuffix('_bytes').replace('_', ' '):{width}}  {_told(key, value)}")
 
 
 @app.command()
@@ -137,6 +140,14 @@ class _Inspected:
     def n_parameters(self) -> int:
         return sum(prod(self.checkpoint.shape(name)) for name in self.checkpoint.names())
 
+    @property
+    def heads(self) -> list[str]:
+        """The drafters whose heads come with the package for this model."""
+        from outrider.engine.opening import identify
+        from outrider.engine.shipped import shipped_for
+
+        return list(shipped_for(identify(self.tokenizer, (self.name, self.path.name, self.path.stem))))
+
     def facts(self) -> dict[str, object]:
         config, tokenizer = self.checkpoint.config, self.tokenizer
         return {
@@ -156,6 +167,7 @@ class _Inspected:
             "end_of_text_ids": list(tokenizer.eos_ids),
             "tokenizer_digest": tokenizer.digest[:16],
             "chat_template": "present" if self.checkpoint.chat_template is not None else "absent",
+            "heads_of_the_package": self.heads,
             "quantisation": self.checkpoint.quantisation,
             "weights_on_disk_bytes": self.checkpoint.size_bytes,
             "weights_in_bfloat16_bytes": 2 * self.n_parameters,
@@ -182,6 +194,13 @@ def _measured(name: str, offline: bool) -> dict[str, object]:
     opened = open_model(name, offline=offline)
     decisions = {decision.field: f"{decision.value} ({decision.reason})" for decision in opened.decisions}
     return {"memory_as_loaded_bytes": opened.size_bytes, "load_s": round(opened.load_s, 2), **decisions}
+
+
+def _told(key: str, value: object) -> object:
+    """A fact for people."""
+    if isinstance(value, list):
+        return ", ".join(map(str, value)) or "none"
+    return megabytes(value) if key.endswith("_bytes") and isinstance(value, (int, float)) else value
 
 
 def _bytes_on_disk(path: Path) -> int:

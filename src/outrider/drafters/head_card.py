@@ -34,6 +34,16 @@ class CardTest:
         return acceptance_length - 1 >= LEAST_SHARE * (self.acceptance_length - 1)
 
 
+@dataclass(frozen=True, slots=True)
+class HeadCard:
+    """What of a card is read again. None: it does not say; `k` is the draft length that it recommends."""
+
+    test: CardTest
+    target: str | None
+    vocabulary_sha256: str | None
+    k: int | None
+
+
 def write_card(folder: Path, card: Mapping[str, object], test: CardTest) -> None:
     """Beside the head's weights in `folder`."""
     fields = {"prompts": test.prompts, "max_tokens": test.max_tokens, "k": test.k}
@@ -41,21 +51,31 @@ def write_card(folder: Path, card: Mapping[str, object], test: CardTest) -> None
     (folder / CARD).write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
 
 
-def read_card_test(head: Path) -> CardTest | None:
-    """The test of the head in this folder, or of this file; None where there is no card. Raises ModelFileError."""
+def read_card(head: Path) -> HeadCard | None:
+    """The card of the head in this folder, or of this file; None where there is none. Raises ModelFileError."""
     path = (head if head.is_dir() else head.parent) / CARD
     if not path.is_file():
         return None
-    test = JsonObject.read(path).child("test")
+    card = JsonObject.read(path)
+    test = card.child("test")
     prompts = test.values.get("prompts")
     if not isinstance(prompts, list) or not prompts or not all(_is_prompt(prompt) for prompt in prompts):
         raise ModelFileError(f"{path}: test.prompts is no list of prompts, each a list of token ids: fetch it again")
-    return CardTest(
+    told = CardTest(
         tuple(tuple(prompt) for prompt in prompts),
-        test.whole("max_tokens"),
-        test.whole("k"),
+        _positive(test, "max_tokens"),
+        _positive(test, "k"),
         test.number("acceptance_length"),
     )
+    target, hash_ = (card.text(key, "") or None for key in ("target", "vocabulary_sha256"))
+    return HeadCard(told, target, hash_, _positive(card, "k") if "k" in card.values else None)
+
+
+def _positive(values: JsonObject, key: str) -> int:
+    value = values.whole(key)
+    if value < 1:
+        raise ModelFileError(f"{values.path}: {key!r} is {value}, expected a whole number >= 1")
+    return value
 
 
 def _is_prompt(prompt: object) -> bool:

@@ -53,7 +53,7 @@ def require_fit(
             f"{what} was trained for {trained.name or 'a target'} whose token ids have the hash {hash_[:12]}; those of "
             f"{identity.names[0]} have {own[:12]}. {other}"
         )
-    if trained.name is not None and not any(_same_model(trained.name, name) for name in identity.names):
+    if trained.name is not None and not any(same_model(trained.name, name) for name in identity.names):
         raise PairingError(
             f"{what} was trained for {trained.name} and the target is {identity.names[0]}. {other}; if it is the same "
             "model under another name, say so with the option other_target=True"
@@ -71,7 +71,7 @@ def require_width(what: str, width: int, shares: Mapping[str, bool], target: Lan
         )
 
 
-def _same_model(trained: str, name: str) -> bool:
+def same_model(trained: str, name: str) -> bool:
     """Whether one name, without owner, suffix and punctuation, is part of the other."""
     one, other = (re.sub(r"[^a-z0-9]", "", PurePath(text).name.lower().split(":")[-1]) for text in (trained, name))
     return bool(one and other) and (one in other or other in one)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
-from pathlib import Path
 
 from outrider.core.protocols import Drafter, LanguageModel
 from outrider.core.registry import controller_class
 from outrider.core.stats import SpecStats
 from outrider.core.types import Decision, SamplingParams
-from outrider.drafters.head_card import CARD, read_card_test
+from outrider.drafters.head_card import CARD
 from outrider.engine.engine import Engine
+from outrider.engine.opening import OpenedHead
 from outrider.engine.request import Request
 
 MOST_AT_ONCE = 8
@@ -41,20 +41,22 @@ def answer_all(
     return engine.stats
 
 
-def try_head(head: Path, target: LanguageModel, drafter: Drafter) -> tuple[Decision, str | None]:
-    """What the head's test gave, and a warning where it is not what the card says. Raises ModelFileError for a bad
-    card."""
-    test = read_card_test(head)
-    if test is None:
-        return Decision("head test", "none", f"the head has no {CARD} to try it on"), None
+def try_head(head: OpenedHead, target: LanguageModel, drafter: Drafter) -> tuple[Decision, str | None]:
+    """What the head's test gave, and a warning where it is not what the card says."""
+    if head.card is None:
+        return Decision("head test", "none", f"the head {head.name} has no {CARD} to try it on"), None
+    test = head.card.test
     longest = target.context_length - test.max_tokens - 1
     usable = [p for p in test.prompts if max(p) < target.vocab_size and len(p) <= longest]
     params = SamplingParams(max_tokens=test.max_tokens)
     found = answer_all(target, drafter, usable, [params] * len(usable), test.k).acceptance_length
-    reached = f"acceptance length {found:.2f} on {len(usable)} prompts; its card says {test.acceptance_length:.2f}"
+    reached = (
+        f"acceptance length {found:.2f} on {len(usable)} of {len(test.prompts)} prompts of its card, which says "
+        f"{test.acceptance_length:.2f}"
+    )
     if usable and test.passes(found):
-        return Decision("head test", "passed", reached), None
-    return Decision("head test", "FAILED", reached), (
-        f"the draft head {head} looks wrong for this target: {reached}, at K = {test.k}. Answers stay right and drafts "
-        "are wasted: fetch the head again, or load the target that it was trained for"
+        return Decision("head test", "passed", f"{drafter.name}: {reached}"), None
+    return Decision("head test", "FAILED", f"{drafter.name}: {reached}"), (
+        f"the draft head {head.name} looks wrong for this target: {reached}, at K = {test.k}. Answers stay right and "
+        "drafts are wasted: fetch the head again, or load the target that it was trained for"
     )

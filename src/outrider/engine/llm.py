@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 from numbers import Integral
@@ -12,6 +12,7 @@ from typing import Literal, TypeVar, cast, overload
 import torch
 
 from outrider import kernels
+from outrider.control.fixed import check_k
 from outrider.core.protocols import Controller, Drafter, LanguageModel
 from outrider.core.registry import controller_class, verifier_class
 from outrider.core.trace import StepTrace
@@ -20,14 +21,16 @@ from outrider.engine.engine import Engine, require_judgeable, resolve_rule
 from outrider.engine.head_test import try_head
 from outrider.engine.opening import (
     DraftOptions,
+    OpenedHead,
     build_drafter,
-    find_head,
+    find_heads,
     missing_draft,
     needs_of,
     open_model,
     require_pair,
 )
 from outrider.engine.request import Request, Result, Speculation, TokenEvent
+from outrider.engine.shipped import default_drafter, shipped_heads
 from outrider.errors import ConfigError, RequestError
 from outrider.models.chat_template import ChatTemplate
 from outrider.models.load import LoadedModel
@@ -39,7 +42,6 @@ T = TypeVar("T")
 
 log = logging.getLogger("outrider")
 
-DEFAULT_DRAFTER = "suffix"
 DEFAULT_K = 5
 
 Message = Mapping[str, object]
@@ -50,10 +52,13 @@ class LLM:
     """A target model, the drafters that ride ahead of it, and the engine that keeps them honest.
 
     `model`            a path, a catalogue name (default: SmolLM2-135M-Instruct), `hf:org/name[:file]`, `pypi:package`
-    `drafter`          one name or several, the first is a request's default; "none" and "prediction" are always there
+    `drafter`          one name or several, the first is a request's default; "none" and "prediction" are always there.
+                       By default a head that comes with the package for this target, else "suffix"
     `draft_model`      a second, smaller model of the same vocabulary; with it the default drafter is "draft_model".
-                       For a head on the target ("eagle3", "mtp", "medusa", "dflash", "dspark"): its folder or file
-    `k`                draft tokens a round of a request that asks for no other number; 0 switches speculation off
+                       For a head on the target ("eagle3", "mtp", "medusa", "dflash", "dspark"): its folder or file, if
+                       it is not one that comes with the package
+    `k`                draft tokens a round of a request that asks for no other number; 0 switches speculation off.
+                       By default what the card of the first drafter's head says, else 5
     `rule`             "auto" (greedy at temperature 0, block otherwise) or a rule's name
     `drafter_options`  options by drafter name
     `dtype`            "auto", "quantised" (the file's own blocks), "int4" (Q4_0, Q4_1 and Q4_K blocks as they are, all
@@ -73,7 +78,7 @@ class LLM:
         *,
         drafter: str | Seq[str] | None = None,
         draft_model: str | None = None,
-        k: int = DEFAULT_K,
+        k: int | None = None,
         rule: str = "auto",
         drafter_options: Mapping[str, DraftOptions] | None = None,
         dtype: str = "auto",
@@ -86,10 +91,9 @@ class LLM:
         progress: Progress | None = None,
         on_load: Callable[[str], None] | None = None,
     ) -> None:
-        controller = controller_class("fixed")(k)
-        names = _drafter_names(drafter, has_draft=draft_model is not None)
-        _check_options(names, rule, threads, has_draft=draft_model is not None)
-        rides = draft_model is not None and any("head" in needs_of(name) for name in names)
+        asked = _asked_for(drafter, has_draft=draft_model is not None)
+        _check_options(asked, rule, threads, k, has_draft=draft_model is not None)
+        rides = draft_model is not None and any("head" in needs_of(name) for name in asked)
         target = open_model(model, dtype=dtype, device=device, offline=offline, progress=progress, on_load=on_load)
         draft = (
             open_model(
@@ -104,33 +108,29 @@ class LLM:
             if draft_model is not None and not rides
             else None
         )
-        head = (
-            find_head(draft_model, target, dtype=draft_dtype, offline=offline, progress=progress)
-            if draft_model is not None and rides
-            else None
+        heads = (
+            find_heads(asked, target, draft_model, dtype=draft_dtype, offline=offline, progress=progress)
+            if rides or (draft is None and _may_ride(asked, k))
+            else {}
         )
+        names, chosen = _choose_drafters(asked, heads, k)
+        self.k, why_k = _choose_k(k, heads.get(names[0]))
         self.opened: LoadedModel | None = target
         self.opened_draft = draft
         self.draft_name: str | None = draft_model
         cores = _share_cores(threads, [target] if draft is None else [target, draft])
-        self.plan = [*_plan(target, draft, names, k, rule), cores]
-        self.warnings = _warnings(target, draft, names, k, rule)
-        for warning in self.warnings:
-            log.warning("%s", warning)
+        self.plan = [*_plan(target, draft), chosen, why_k, _plan_rule(rule), cores]
+        self.warnings = _warnings(target, draft, names, self.k, rule)
         drafters = {
             name: build_drafter(
-                name, target.model, draft.model if draft else None, (drafter_options or {}).get(name), head
+                name, target.model, draft.model if draft else None, (drafter_options or {}).get(name), heads
             )
             for name in names
         }
-        if head is not None:
-            self.plan.append(Decision("head", head.name, f"read from {head.path.name}; it fits the target"))
-            rider = next(drafters[name] for name in names if "head" in needs_of(name))
-            tried, wrong = try_head(head.path, target.model, rider)
-            self.plan.append(tried)
-            if wrong is not None:
-                self.warnings.append(wrong)
-                log.warning("%s", wrong)
+        self._try_heads(target.model, drafters.values(), heads)
+        for warning in self.warnings:
+            log.warning("%s", warning)
+        controller = controller_class("fixed")(self.k)
         self._finish(target.model, drafters, controller, rule, target.tokenizer, target.template, max_batch, on_trace)
 
     @classmethod
@@ -156,10 +156,20 @@ class LLM:
             raise ConfigError(f"target {target!r} is a name: from_parts takes a LanguageModel; for names use LLM(...)")
         self = cls.__new__(cls)
         self.opened, self.opened_draft, self.plan, self.warnings = None, None, [], []
-        self.draft_name = None
+        self.draft_name, self.k = None, k
         controller = controller or controller_class("fixed")(k)
         self._finish(target, dict(drafters), controller, rule, tokenizer, template, max_batch, on_trace)
         return self
+
+    def _try_heads(self, target: LanguageModel, drafters: Iterable[Drafter], heads: Mapping[str, OpenedHead]) -> None:
+        """Says of every head that is in use where it comes from and what its test gave; members of a cascade too."""
+        members = (member for drafter in drafters for member in getattr(drafter, "drafters", [drafter]))
+        for rider in {member.name: member for member in members if member.name in heads}.values():
+            head = heads[rider.name]
+            self.plan.append(Decision("head", head.name, f"{rider.name}: {head.origin}; it fits the target"))
+            tried, wrong = try_head(head, target, rider)
+            self.plan.append(tried)
+            self.warnings += [wrong] if wrong is not None else []
 
     def _finish(
         self,
@@ -345,17 +355,40 @@ def _broadcast(name: str, given: T | Seq[T] | None, default: T, count: int) -> l
     return [given] * count
 
 
-def _drafter_names(drafter: str | Seq[str] | None, *, has_draft: bool) -> list[str]:
+def _asked_for(drafter: str | Seq[str] | None, *, has_draft: bool) -> list[str]:
+    """The drafters that were asked for, by name or with a draft model; none: the target decides."""
     if drafter is None:
-        return ["draft_model" if has_draft else DEFAULT_DRAFTER]
+        return ["draft_model"] if has_draft else []
     names = [drafter] if isinstance(drafter, str) else list(drafter)
     if not names:
         raise ConfigError("no drafter was named: give at least one, or 'none'")
     return list(dict.fromkeys(names))
 
 
-def _check_options(names: list[str], rule: str, threads: int | None, *, has_draft: bool) -> None:
+def _may_ride(asked: Seq[str], k: int | None) -> bool:
+    """Whether a head that comes with the package may be wanted."""
+    return k != 0 if not asked else any(needs_of(name) & {"head", "drafters"} for name in asked)
+
+
+def _choose_drafters(asked: list[str], heads: Mapping[str, OpenedHead], k: int | None) -> tuple[list[str], Decision]:
+    if not asked:
+        chosen = default_drafter(heads, k)
+        return [chosen.value], chosen
+    return asked, Decision("drafter", ", ".join(asked), "the first is used unless a request names another")
+
+
+def _choose_k(k: int | None, head: OpenedHead | None) -> tuple[int, Decision]:
+    if k is not None:
+        return k, Decision("k", str(k), "draft tokens a round" if k else "speculation is off: K = 0 was asked for")
+    if head is not None and head.card is not None and head.card.k is not None:
+        return head.card.k, Decision("k", str(head.card.k), f"draft tokens a round, as the card of {head.name} says")
+    return DEFAULT_K, Decision("k", str(DEFAULT_K), "draft tokens a round")
+
+
+def _check_options(names: list[str], rule: str, threads: int | None, k: int | None, *, has_draft: bool) -> None:
     """What can be refused before a model is loaded is."""
+    if k is not None:
+        check_k(k)
     most = kernels.usable_processors()
     if threads is not None and not 1 <= threads <= most:
         raise ConfigError(
@@ -364,8 +397,9 @@ def _check_options(names: list[str], rule: str, threads: int | None, *, has_draf
         )
     if rule != "auto":
         verifier_class(rule)
-    for name in names:
-        if needs_of(name) & {"model", "head"} and not has_draft:
+    for name in [] if has_draft else names:
+        comes = "head" in needs_of(name) and any(head.drafter == name for head in shipped_heads())
+        if needs_of(name) & {"model", "head"} and not comes:
             raise ConfigError(missing_draft(name))
     heads, drafts = ([name for name in names if need in needs_of(name)] for need in ("head", "model"))
     if heads and drafts:
@@ -375,7 +409,8 @@ def _check_options(names: list[str], rule: str, threads: int | None, *, has_draf
         )
 
 
-def _plan(target: LoadedModel, draft: LoadedModel | None, names: list[str], k: int, rule: str) -> list[Decision]:
+def _plan(target: LoadedModel, draft: LoadedModel | None) -> list[Decision]:
+    """What was loaded, and how."""
     plan = [Decision("target", target.name, f"loaded from {target.path.name} in {target.load_s:.1f} s")]
     plan += target.decisions
     plan.append(Decision("target memory", f"{target.size_bytes / 1e6:.0f} MB", "weights as loaded; the cache grows"))
@@ -383,12 +418,13 @@ def _plan(target: LoadedModel, draft: LoadedModel | None, names: list[str], k: i
         plan.append(Decision("draft", draft.name, f"loaded from {draft.path.name} in {draft.load_s:.1f} s"))
         plan.append(Decision("draft memory", f"{draft.size_bytes / 1e6:.0f} MB", "weights as loaded; the cache grows"))
         plan.append(require_pair(target, draft))
-    plan.append(Decision("drafter", ", ".join(names), "the first is used unless a request names another"))
-    plan.append(Decision("k", str(k), "draft tokens a round" if k else "speculation is off: K = 0 was asked for"))
+    return plan
+
+
+def _plan_rule(rule: str) -> Decision:
     above = "none" if rule == "greedy" else resolve_rule(rule, greedy=False)
     why = "block accepts most of a chain" if rule == "auto" else f"rule {rule!r} was asked for"
-    plan.append(Decision("rule", f"greedy at temperature 0, {above} above", why))
-    return plan
+    return Decision("rule", f"greedy at temperature 0, {above} above", why)
 
 
 def _warnings(target: LoadedModel, draft: LoadedModel | None, names: list[str], k: int, rule: str) -> list[str]:

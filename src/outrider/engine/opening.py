@@ -3,30 +3,44 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from outrider.core.protocols import Drafter, LanguageModel
 from outrider.core.registry import drafter_class, drafter_names
 from outrider.core.types import Decision, TargetIdentity
+from outrider.drafters.head_card import HeadCard, read_card
+from outrider.engine.shipped import ShippedHead, preferred, shipped_for, shipped_heads
 from outrider.errors import ConfigError
+from outrider.models.decoder import Decoder
 from outrider.models.device import require_device
 from outrider.models.load import LoadedModel, load_model
 from outrider.models.loader.sources import Progress, resolve
 from outrider.models.pairing import require_compatible
+from outrider.models.tokenizer import Tokenizer
 
 DraftOptions = Mapping[str, object]
 
 
 @dataclass(frozen=True, slots=True)
 class OpenedHead:
-    """A draft head that was found, the target that it is to ride on, and the precision that was asked for."""
+    """A draft head that was found, the target that it is to ride on, and the precision that was asked for.
+
+    `origin` says where it comes from.
+    """
 
     name: str
     path: Path
+    card: HeadCard | None
     identity: TargetIdentity
     dtype: str
+    origin: str
+
+    @classmethod
+    def of_package(cls, head: ShippedHead, identity: TargetIdentity, dtype: str) -> OpenedHead:
+        origin = f"comes with the package, trained for {head.card.target}"
+        return cls(head.name, head.path, head.card, identity, dtype, origin)
 
 
 def open_model(
@@ -50,20 +64,41 @@ def open_model(
     return load_model(path, name=name, dtype=dtype, device=device, draft=draft)
 
 
-def find_head(
-    name: str, target: LoadedModel, *, dtype: str = "auto", offline: bool = False, progress: Progress | None = None
-) -> OpenedHead:
-    """Where the head `name` lies; its drafter reads and checks it. Raises UserError or FetchError, one line each."""
-    return OpenedHead(name, resolve(name, offline=offline, progress=progress), identity_of(target), dtype)
+def find_heads(
+    names: Iterable[str],
+    target: LoadedModel,
+    given: str | None,
+    *,
+    dtype: str = "auto",
+    offline: bool = False,
+    progress: Progress | None = None,
+) -> dict[str, OpenedHead]:
+    """Drafter -> its head on the target: the head `given`, for those of `names` that need one, else the package's.
+
+    Those are for natively loaded targets, on which they were trained. The drafters read and check a head. Raises
+    UserError or FetchError, one line each.
+    """
+    if given is None and not isinstance(target.model, Decoder):
+        return {}
+    identity = identity_of(target)
+    if given is None:
+        return {name: OpenedHead.of_package(head, identity, dtype) for name, head in shipped_for(identity).items()}
+    path = resolve(given, offline=offline, progress=progress)
+    head = OpenedHead(given, path, read_card(path), identity, dtype, f"read from {path.name}")
+    return {name: head for name in names if "head" in needs_of(name)}
 
 
 def identity_of(target: LoadedModel) -> TargetIdentity:
     """The names that a target goes by, and the hash of what its token ids stand for."""
+    return identify(target.tokenizer, (target.name, target.path.name, target.path.stem, target.model.name))
+
+
+def identify(tokenizer: Tokenizer, names: Iterable[str]) -> TargetIdentity:
+    """Of a target of these names."""
     digest = hashlib.sha256()
-    for piece in target.tokenizer.vocabulary[: target.tokenizer.used_size]:
+    for piece in tokenizer.vocabulary[: tokenizer.used_size]:
         digest.update(len(piece).to_bytes(4, "little") + piece)
-    names = dict.fromkeys((target.name, target.path.name, target.path.stem, target.model.name))
-    return TargetIdentity(tuple(names), digest.hexdigest())
+    return TargetIdentity(tuple(dict.fromkeys(names)), digest.hexdigest())
 
 
 def require_pair(target: LoadedModel, draft: LoadedModel) -> Decision:
@@ -77,9 +112,10 @@ def build_drafter(
     target: LanguageModel,
     draft: LanguageModel | None,
     options: DraftOptions | None = None,
-    head: OpenedHead | None = None,
+    heads: Mapping[str, OpenedHead] | None = None,
 ) -> Drafter:
-    """The drafter `name`, given what it needs. Raises ConfigError when that is missing, or for unknown options."""
+    """The drafter `name`, given what it needs; `heads` by drafter. Raises ConfigError when something is missing, or for
+    unknown options."""
     given = dict(options or {})
     cls = drafter_class(name)
     needs = needs_of(name)
@@ -88,7 +124,7 @@ def build_drafter(
             raise ConfigError(missing_draft(name))
         given["model"] = draft
     if "head" in needs:
-        if head is None:
+        if (head := (heads or {}).get(name)) is None:
             raise ConfigError(missing_draft(name))
         given = {"dtype": head.dtype, **given, "head": head.path, "identity": head.identity}
     if "vocab_size" in needs:
@@ -96,10 +132,11 @@ def build_drafter(
     if "target" in needs:
         given["target"] = target
     if "drafters" in needs:
-        members = given.pop("members", None) or {"suffix": {}, "ngram" if draft is None else "draft_model": {}}
+        behind = "draft_model" if draft is not None else preferred(heads or {}) or "ngram"
+        members = given.pop("members", None) or {"suffix": {}, behind: {}}
         if not isinstance(members, Mapping):
             raise ConfigError(f"cascade: members = {members!r} is not allowed: give options by drafter name, in order")
-        given["drafters"] = [build_drafter(member, target, draft, own, head) for member, own in members.items()]
+        given["drafters"] = [build_drafter(member, target, draft, own, heads) for member, own in members.items()]
     try:
         return cls(**given)
     except TypeError as error:
@@ -115,5 +152,10 @@ def needs_of(name: str) -> frozenset[str]:
 def missing_draft(name: str) -> str:
     """What to say when the drafter `name` is asked for without a draft model."""
     others = ", ".join(other for other in drafter_names() if other != name)
-    what = "a head's folder or file" if "head" in needs_of(name) else "a draft model"
-    return f"drafter {name!r} needs {what}: give one (--draft-model), or choose one of {others}"
+    if "head" not in needs_of(name):
+        return f"drafter {name!r} needs a draft model: give one (--draft-model), or choose one of {others}"
+    targets = ", ".join(head.model for head in shipped_heads() if head.drafter == name)
+    comes = f"one comes with the package for {targets}" if targets else "none comes with the package"
+    return (
+        f"drafter {name!r} needs a head's folder or file: give one (--draft-model; {comes}), or choose one of {others}"
+    )
