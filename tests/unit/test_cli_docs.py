@@ -25,7 +25,8 @@ def help_page(capsys, *command):
 
 @pytest.mark.parametrize("command", HELP_PAGES, ids=" ".join)
 def test_the_reference_names_every_option(capsys, command):
-    options = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", help_page(capsys, *command))) - {"--help"}
+    text = re.sub(r"(?<=[a-z]-)\n +", "", help_page(capsys, *command))  # an option that is broken at its hyphen
+    options = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", text)) - {"--help"}
     assert options or command == ["models"]
     page = TRAIN_PAGE if command == ["train"] else PAGE
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", page.read_text()))
