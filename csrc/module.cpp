@@ -13,6 +13,7 @@
 #include "pool.h"
 #include "scratch.h"
 #include "stack.h"
+#include "walk.h"
 
 namespace nb = nanobind;
 
@@ -195,6 +196,38 @@ void run_stack(const Stack& stack, Address x, Address out, std::size_t rows, Add
   stack.run(pass);
 }
 
+bool softmax_at(Address row, Address out, std::size_t size, float temperature) {
+  return softmax(at<float>(row), at<double>(out), size, temperature);
+}
+
+Walker new_walker(const Level& level, std::size_t size, std::size_t tokens, Address ids, Address table) {
+  return Walker(level.kernels(), size, tokens, at<std::int64_t>(ids), at<float>(table));
+}
+
+void walker_linear(Walker& walker, const std::string&, Address packed, Address bias, std::size_t n, std::size_t k, int dtype) {
+  walker.set_matrix({at<void>(packed), at<float>(bias), n, k, 0, static_cast<Dtype>(dtype), GgmlType{}});
+}
+
+void walker_quant_linear(Walker& walker, const std::string&, Address packed, Address bias, std::size_t n, std::size_t k, int type) {
+  const GgmlType ggml_type = static_cast<GgmlType>(type);
+  const std::size_t bytes = panel_bytes(k, walker.kernels().panel, ggml_type);
+  walker.set_matrix({at<void>(packed), at<float>(bias), n, k, bytes, Dtype::kF32, ggml_type});
+}
+
+// `pairs`: three addresses a sequence.
+void run_walker(const Walker& walker, Address logits, Address counts, Address before, std::size_t sequences,
+                const std::vector<Address>& pairs, std::size_t ways, Address columns, Address tops, Address shares) {
+  std::vector<WalkPairs> of_sequences;
+  for (std::size_t i = 0; i + 3 <= pairs.size(); i += 3)
+    of_sequences.push_back({at<std::int32_t>(pairs[i]), at<std::int64_t>(pairs[i + 1]), at<float>(pairs[i + 2])});
+  of_sequences.resize(sequences, WalkPairs{});
+  const WalkPass pass{at<float>(logits), sequences, ways, at<std::int64_t>(counts), at<std::int64_t>(before), of_sequences.data(),
+                      at<std::int64_t>(columns), at<float>(tops), at<float>(shares)};
+  if (sequences * walker.row_work() < kLongCall) return walker.run(pass);
+  nb::gil_scoped_release release;
+  walker.run(pass);
+}
+
 }  // namespace
 
 NB_MODULE(_kernels, m) {
@@ -205,6 +238,7 @@ NB_MODULE(_kernels, m) {
   m.def("threads", &threads);
   m.def("physical_cores", &physical_cores);
   m.def("dequantise", &dequantise_at);
+  m.def("softmax", &softmax_at);
   nb::class_<Level>(m, "Level")
       .def(nb::init<const std::string&>())
       .def_prop_ro("name", &Level::name)
@@ -219,7 +253,8 @@ NB_MODULE(_kernels, m) {
       .def("swiglu", &Level::swiglu)
       .def("rope", &Level::rope)
       .def("attention", &Level::attention)
-      .def("stack", &new_stack);
+      .def("stack", &new_stack)
+      .def("walker", &new_walker);
   nb::class_<Stack>(m, "Stack")
       .def("layer", &stack_layer)
       .def("linear", &stack_linear)
@@ -227,6 +262,10 @@ NB_MODULE(_kernels, m) {
       .def("last_norm", [](Stack& stack, Address norm) { stack.set_last_norm(at<float>(norm)); })
       .def("run", &run_stack, "x"_a, "out"_a, "rows"_a, "cos"_a, "sin"_a, "table"_a, "positions"_a, "spans"_a, "taps"_a,
            "features"_a, "read"_a = 0);
+  nb::class_<Walker>(m, "Walker")
+      .def("linear", &walker_linear)
+      .def("quant_linear", &walker_quant_linear)
+      .def("run", &run_walker);
 }
 
 }  // namespace outrider

@@ -34,16 +34,19 @@ from outrider.kernels.quantised import (
 )
 from outrider.kernels.room import Room
 from outrider.kernels.stack import CacheRows, Stack, StackLayer, build_stack
+from outrider.kernels.walk import Pairs, Walk, softmax
 
 __all__ = [
     "QUANTISED_TYPES",
     "BlockRows",
     "CacheRows",
     "PackedLinear",
+    "Pairs",
     "QuantisedLinear",
     "Room",
     "Stack",
     "StackLayer",
+    "Walk",
     "active_level",
     "add_rms_norm_",
     "attention",
@@ -63,6 +66,7 @@ __all__ = [
     "rms_norm",
     "rope_",
     "set_threads",
+    "softmax",
     "swiglu",
     "threads",
     "usable_processors",

@@ -72,6 +72,8 @@ OPERATIONS = (
     "rope_",
     "attention",
     "stack",
+    "walk",
+    "softmax",
 )
 """What runs in C++, by the names under which its calls are counted."""
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from outrider.kernels import dispatch, ggml, ops, quantised, reference, stack
+from outrider.kernels import dispatch, ggml, ops, quantised, reference, stack, walk, walk_reference
 
 ROWS, INPUTS, OUTPUTS = 5, 256, 72
 HEADS, KV_HEADS, WIDTH, POSITIONS = 4, 2, 32, 40
@@ -90,6 +90,8 @@ def _cases() -> Iterator[_Case]:
     yield _Case("swiglu", "swiglu", FLOAT_TOLERANCE, _swiglu)
     yield _Case("rope_", "rope_", FLOAT_TOLERANCE, _rope)
     yield _Case("stack", "stack", FLOAT_TOLERANCE, _stack)
+    yield _Case("walk", "walk", FLOAT_TOLERANCE, _walk)
+    yield _Case("softmax", "softmax", FLOAT_TOLERANCE, _softmax)
 
 
 def _random(draw: torch.Generator, *shape: int) -> Tensor:
@@ -225,3 +227,20 @@ def _layer_of_twins(
     inner_Md = reference.add_rms_norm_(x_Md, mixed_Md, norm_d, EPS)
     fed_Md = reference.linear(reference.swiglu(reference.linear(inner_Md, weights["gate_up"])), weights["down"])
     return reference.add_rms_norm_(x_Md, fed_Md, norm_d, EPS)
+
+
+def _walk(draw: torch.Generator) -> Pair:
+    """Two sequences; what the walk added to the rows is compared too."""
+    table_Vr, weight_Sr, twin_MS = _random(draw, 99, 32), _random(draw, OUTPUTS, 32), _random(draw, ROWS, OUTPUTS)
+    packed, logits_MS, ids_S = ops.pack_linear(weight_Sr), twin_MS.clone(), torch.arange(OUTPUTS) + 9
+    whose, ends = ([ROWS - 2, 2], [3, 50]), (table_Vr, packed, ids_S)
+    found = walk.Walk(ids_S, 99, table_Vr, packed)(logits_MS, *whose, shares=True)
+    expected = walk_reference.walk_(twin_MS, *whose, [None, None], *ends, shares=True)
+    return torch.cat([torch.tensor(found), logits_MS.T]), torch.cat([torch.tensor(expected), twin_MS.T])
+
+
+def _softmax(draw: torch.Generator) -> Pair:
+    logits_S = 8 * _random(draw, OUTPUTS)
+    found_S, expected_S = walk.softmax(logits_S, 0.7), walk_reference.softmax(logits_S, 0.7)
+    assert found_S is not None and expected_S is not None, "finite logits have a softmax"
+    return found_S, expected_S
