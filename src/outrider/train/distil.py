@@ -52,7 +52,7 @@ class DraftInTraining(TrainedHead):
         net: nn.Module = self._net
         return net
 
-    def loss(self, lesson: Lesson, generator: torch.Generator) -> Losses:
+    def loss(self, lesson: Lesson, generator: torch.Generator, progress: float) -> Losses:
         hidden_BTd: Tensor = self._net.base_model(input_ids=lesson.tokens_BT, use_cache=False).last_hidden_state
         counted_M = lesson.counted_BT.flatten().nonzero().flatten()
         aims = Aims(lesson.likeliest_BTC.flatten(0, 1), lesson.logp_BTC.flatten(0, 1), self.vocab)

@@ -65,6 +65,12 @@ class HeadSettings:
             )
 
 
+def steps_at(progress: float, steps: int) -> int:
+    """Draft tokens that a head which runs on its own output learns behind each position: one at first, all `steps` at
+    the end. The first token is most of what there is to learn, and costs least."""
+    return min(steps, 1 + int(steps * progress**2))
+
+
 def default_layers(n_layers: int) -> tuple[int, ...]:
     """Low, middle and high: the layers behind which EAGLE-3 reads."""
     return tuple(sorted({max(layer, 0) for layer in (1, n_layers // 2 - 1, n_layers - 4)}))
@@ -88,8 +94,9 @@ class TrainedHead(ABC):
     def net(self) -> nn.Module: ...
 
     @abstractmethod
-    def loss(self, lesson: Lesson, generator: torch.Generator) -> Losses:
-        """What it learns from a lesson. `generator` draws whatever is drawn."""
+    def loss(self, lesson: Lesson, generator: torch.Generator, progress: float) -> Losses:
+        """What it learns from a lesson. `generator` draws whatever is drawn; `progress` is the share of the training
+        that is done: a head may begin with what is easy."""
 
     @abstractmethod
     def write(self, folder: Path, layout: str | None = None) -> None:

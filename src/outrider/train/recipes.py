@@ -31,7 +31,7 @@ from outrider.drafters.mtp_net import MtpConfig, MtpNet, mtp_losses
 from outrider.drafters.reduced_vocab import ReducedVocab
 from outrider.errors import ConfigError
 from outrider.train.distil import DraftInTraining
-from outrider.train.heads import HeadSettings, TargetParts, TrainedHead, default_layers, harvested_layers
+from outrider.train.heads import HeadSettings, TargetParts, TrainedHead, default_layers, harvested_layers, steps_at
 
 SPARK_WEIGHTS = (0.1, 1.8)
 """Of the cross-entropy and of the total variation, which is half of the published L1 distance."""
@@ -85,9 +85,13 @@ class Eagle3InTraining(TrainedHead):
         net.norm.weight.copy_(parts.target.norm_weight)
         _begin_fusion(net.fc.weight, width)
 
-    def loss(self, lesson: Lesson, generator: torch.Generator) -> Losses:
+    def loss(self, lesson: Lesson, generator: torch.Generator, progress: float) -> Losses:
         return training_time_test(
-            self._net, lesson, embedding_Vd=self._embedding_Vd, head_Sd=self._head_Sd, steps=self._steps
+            self._net,
+            lesson,
+            embedding_Vd=self._embedding_Vd,
+            head_Sd=self._head_Sd,
+            steps=steps_at(progress, self._steps),
         )
 
     def write(self, folder: Path, layout: str | None = None) -> None:
@@ -117,14 +121,14 @@ class MtpInTraining(TrainedHead):
         net.norm.weight.copy_(parts.target.norm_weight)
         _begin_fusion(net.fc.weight, net.config.layer.hidden_size)
 
-    def loss(self, lesson: Lesson, generator: torch.Generator) -> Losses:
+    def loss(self, lesson: Lesson, generator: torch.Generator, progress: float) -> Losses:
         return mtp_losses(
             self._net,
             lesson,
             last_norm=self._last_norm,
             embedding_Vd=self._embedding_Vd,
             head_Sd=self._head_Sd,
-            steps=self._steps,
+            steps=steps_at(progress, self._steps),
         )
 
     def write(self, folder: Path, layout: str | None = None) -> None:
@@ -148,7 +152,7 @@ class MedusaInTraining(TrainedHead):
     def net(self) -> MedusaNet:
         return self._net
 
-    def loss(self, lesson: Lesson, generator: torch.Generator) -> Losses:
+    def loss(self, lesson: Lesson, generator: torch.Generator, progress: float) -> Losses:
         return medusa_losses(self._net, lesson, last_norm=self._last_norm, head_Sd=self._head_Sd)
 
     def write(self, folder: Path, layout: str | None = None) -> None:
@@ -194,7 +198,7 @@ class BlockInTraining(TrainedHead):
         net.norm.weight.copy_(parts.target.norm_weight)
         _begin_fusion(net.fc.weight, net.config.layer.hidden_size)
 
-    def loss(self, lesson: Lesson, generator: torch.Generator) -> Losses:
+    def loss(self, lesson: Lesson, generator: torch.Generator, progress: float) -> Losses:
         settings = self._settings
         ce, tv = SPARK_WEIGHTS if self._spark else (1.0, 0.0)
         return block_loss(

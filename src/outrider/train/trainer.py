@@ -118,7 +118,7 @@ class Trainer:
         """On the held-out sequences, teacher-forced: agreement and overlap by draft position."""
         generator = self._generator(-1)
         batches = self.lessons.in_batches(self.lessons.held_out)
-        found = [self.head.loss(self.lessons.lesson(batch), generator) for batch in batches if batch]
+        found = [self.head.loss(self.lessons.lesson(batch), generator, 1.0) for batch in batches if batch]
         if not found:
             return {}
         return {
@@ -138,7 +138,7 @@ class Trainer:
     def _one_step(self, step: int, batch: list[Place]) -> Losses:
         for group in self._optimizer.param_groups:
             group["lr"] = self._rate(step)
-        losses = self.head.loss(self.lessons.lesson(batch), self._generator(step))
+        losses = self.head.loss(self.lessons.lesson(batch), self._generator(step), step / self.steps)
         self._optimizer.zero_grad()
         losses.total.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(self._parameters, self.settings.clip)
