@@ -53,13 +53,15 @@ def block(
     method: str = "auto",
     dtype: str = "auto",
     min_confidence: float = 0.0,
+    adapt: float = 0.0,
     **fields: Any,
 ) -> DFlashDrafter | DSparkDrafter:
     """A random block head on a table model: 32 wide, with an embedding and a head of its own."""
     sizes: dict[str, Any] = {"hidden_size": 32, "ffn_size": 32, "n_heads": 2, "n_kv_heads": 1, "layer_ids": (-1, 0, 1)}
     sizes |= {"own_embedding": True, "own_head": True, "seed": 2, "target_hidden_size": model.vocab_size}
     head = random_block(vocab=model.vocab_size, **(sizes | (DSPARK if kind is DSparkDrafter else DFLASH) | fields))
-    return kind(target=model, head=head, draft_sample_method=method, dtype=dtype, min_confidence=min_confidence)
+    options: dict[str, Any] = {"dtype": dtype, "min_confidence": min_confidence, "adapt": adapt}
+    return kind(target=model, head=head, draft_sample_method=method, **options)
 
 
 def some(model: WatchedModel) -> list[int]:
@@ -163,6 +165,8 @@ FACTORIES: dict[str, dict[str, Factory]] = {
         "recurrent": partial(dspark, markov_head_type="rnn", dtype="int4", qk_norm=True),
         "stops": partial(dspark, min_confidence=0.5),
         "stops unsure": partial(dspark, min_confidence=0.3, confidence=False),
+        "adapts": partial(dspark, adapt=1.0, min_confidence=0.3),
+        "adapts all": lambda model: dspark(model, method="probabilistic", adapt=2.0, draft_ids=some(model)),
     },
     "cascade": {
         "": lambda model: CascadeDrafter(drafters=[SuffixDrafter(), DraftModelDrafter(model=model)]),
@@ -170,5 +174,8 @@ FACTORIES: dict[str, dict[str, Factory]] = {
         "model first": lambda model: CascadeDrafter(drafters=[DraftModelDrafter(model=model), NgramDrafter()]),
     },
 }
+
+LEARNING = {("dspark", "adapts"), ("dspark", "adapts all")}
+"""Variants whose drafts depend on what became of earlier drafts, not on the text alone."""
 
 VARIANTS = [(name, variant) for name, variants in FACTORIES.items() for variant in variants]

@@ -15,8 +15,10 @@ from outrider.core.registry import verifier_class
 from outrider.core.rng import CounterRng
 from outrider.core.types import SamplingParams, Sequence
 from outrider.drafters.block_backbone import KernelBackbone, TorchBackbone, make_backbone
+from outrider.drafters.block_habits import MOST, ROWS, Habits
 from outrider.drafters.block_net import BlockNet
 from outrider.drafters.block_state import BlockState, ContextCache
+from outrider.drafters.columns import Columns
 from outrider.drafters.dflash import DFlashDrafter
 from outrider.drafters.dspark import DSparkDrafter
 from outrider.errors import ConfigError, PairingError
@@ -74,9 +76,9 @@ def expected(target: Decoder, head: BlockNet, tokens: list[int], drafts: int) ->
     features = out.features_MF
     if -1 in config.layer_ids:
         features = torch.cat([target.embed(tokens[:-1]), features], dim=1)
-    rows, found, product = drafts + (not config.sample_from_anchor), [tokens[-1]], []
+    found, product = [tokens[-1]], []
     for k in range(drafts):
-        walk = said(head, features, len(tokens) - 1, found, table, target.head_weights(ids), rows)
+        walk = said(head, features, len(tokens) - 1, found, table, target.head_weights(ids))
         logits, sure = walk[k]
         found.append(ids[int(logits.argmax())])
         share = float(logits.softmax(0).max()) if sure is None else float(sure)
@@ -176,7 +178,7 @@ def test_rounds_without_a_budget_are_caught_up_later(target: Decoder) -> None:
 
 
 def test_the_state_keeps_its_window_and_starts_anew_behind_a_gap() -> None:
-    state = BlockState(window=4)
+    state = BlockState(4, Habits(Columns(None, 9), 9, 4, 0.0))
     state.add(torch.zeros(2, 3), 2)
     state.add(torch.ones(3, 3), 9)
     assert (state.cache.end, state.held) == (6, 9)
@@ -231,3 +233,110 @@ def test_a_head_of_the_other_kind_is_refused(target: Decoder) -> None:
         DFlashDrafter(target=target, head=random_block(vocab=VOCAB, **DSPARK))
     with pytest.raises(PairingError, match=r"has no Markov head.*use the drafter dflash"):
         DSparkDrafter(target=target, head=random_block(vocab=VOCAB, **DFLASH))
+
+
+@needs_kernels
+@pytest.mark.parametrize("head", [DSPARK, DFLASH, DSPARK | {"confidence": False}], ids=str)
+def test_a_greedy_draft_is_one_walk_and_begins_alike_whatever_the_budget(head: dict[str, Any], target: Decoder) -> None:
+    """Blocks are run whole: fewer tokens are the first ones, and their rows are not others."""
+    drafter = drafter_of(target, random_block(vocab=VOCAB, **head))
+    seqs = [begun(drafter, target, random_tokens(12, seed=4), n) for n in range(2)]
+    before = kernels.fast_calls().get("walk", 0)
+    whole, short = propose(drafter, seqs, [drafter.config.n_drafts, 2])
+    assert kernels.fast_calls()["walk"] == before + 1
+    assert short.tokens == whole.tokens[:2]
+    assert short.confidence == whole.confidence[:2]
+
+
+def test_a_drawn_token_comes_from_its_row(target: Decoder) -> None:
+    head = random_block(vocab=VOCAB, **DSPARK, draft_ids=IDS)
+    drafter = drafter_of(target, head)
+    text = random_tokens(12, seed=4)
+    [draft] = propose(drafter, [begun(drafter, target, text, temperature=0.7)], [3])
+    features = target.forward([Segment(target.new_cache(), text[:-1])], taps=[0, 1, 2]).features_MF
+    walk = said(head, features, 11, [text[-1], *draft.tokens], target.embed(range(VOCAB)), target.head_weights(IDS))
+    for row, (logits, _) in zip(draft.q_rows, walk, strict=False):
+        assert row.token_S.tolist() == IDS
+        assert row.total() == pytest.approx(1, abs=1e-13)
+        assert torch.allclose(row.weight_S, (logits / 0.7).double().softmax(0), atol=1e-5)
+
+
+def test_habits_move_by_what_was_said_instead() -> None:
+    """Up for the pair that came, down for the drafted one, and never for a token that columns do not have."""
+    habits = Habits(Columns(torch.tensor([2, 4, 6, 8]), 9), 9, 3, 0.5)
+    habits.note(1, [2, 4, 6], [])
+    habits.learn([2, 8])
+    assert habits.pairs is not None
+    row = int(habits.pairs.row_of_V[2])
+    changed = dict(zip(habits.pairs.columns_RW[row].tolist(), habits.pairs.values_RW[row].tolist(), strict=True))
+    assert (changed[3], changed[1]) == (0.5, -0.5)
+    assert int((habits.pairs.row_of_V >= 0).sum()) == 1
+    habits.learn([5, 5])  # nothing was drafted
+    habits.note(1, [2], [])
+    habits.learn([3])  # no column says 3
+    logits = torch.zeros(4)
+    habits.pairs.add_(logits, 1)
+    assert logits.tolist() == [-0.5, 0, 0, 0]
+    for _ in range(99):
+        habits.note(1, [2], [])
+        habits.learn([4])
+    logits = torch.zeros(4)
+    habits.pairs.add_(logits, 1)
+    assert logits.tolist() == [-MOST, MOST, 0, 0]
+
+
+def test_habits_forget_the_token_that_was_longest_unused() -> None:
+    size = ROWS + 3
+    habits = Habits(Columns(None, size), size, 1, 1.0)
+    for before in [*range(ROWS), 0, ROWS]:
+        habits.note(before, [0], [])
+        habits.learn([1])
+    assert habits.pairs is not None
+    kept = (habits.pairs.row_of_V >= 0).nonzero().flatten().tolist()
+    assert kept == [0, *range(2, ROWS + 1)]
+    rows = habits.pairs.row_of_V[kept]
+    assert len(set(rows.tolist())) == ROWS
+    fresh, old = torch.zeros(size), torch.zeros(size)
+    habits.pairs.add_(fresh, ROWS)
+    habits.pairs.add_(old, 0)
+    assert fresh[:2].tolist() == [-1, 1]
+    assert old[:2].tolist() == [-2, 2]
+
+
+def test_confidences_sink_where_they_were_wrong() -> None:
+    habits = Habits(Columns(None, 9), 9, 2, 1.0)
+    for _ in range(50):
+        habits.note(0, [1, 1], [2.0, 2.0])
+        habits.learn([1, 2])
+    assert habits.confidence(2.0, 0) > 0.88 > 0.7 > habits.confidence(2.0, 1)
+
+
+def follow(drafter: DFlashDrafter | DSparkDrafter, target: Decoder, text: list[int], start: int) -> tuple[int, int]:
+    """(drafted, accepted) along a text that comes whatever is drafted."""
+    seq, drafted, accepted = begun(drafter, target, text[:start]), 0, 0
+    while (end := len(seq.tokens)) + 4 < len(text):
+        [draft] = propose(drafter, [seq], [3])
+        right = next((i for i, token in enumerate(draft.tokens) if token != text[end + i]), draft.size)
+        tokens = text[end : end + right + 1]
+        out = target.forward([Segment(seq.cache, [seq.tokens[-1], *tokens[:-1]])], taps=drafter.wants)
+        seq.cache.keep(range(len(tokens)))
+        seq.tokens += tokens
+        drafter.commit(seq, Committed(tokens, right, out.features_MF))
+        drafted, accepted = drafted + draft.size, accepted + right
+    drafter.close(seq)
+    return drafted, accepted
+
+
+@pytest.mark.parametrize("head", [DSPARK, DFLASH, DSPARK | {"markov_head_type": "rnn"}], ids=str)
+def test_a_repeating_text_is_learned(head: dict[str, Any], target: Decoder) -> None:
+    """A random head never finds the text; what verification says of a few rounds is enough. Closing forgets it."""
+    text = [5, 9, 23, 40, 17, 31] * 20
+    net = random_block(vocab=VOCAB, **head)
+    shares = []
+    drafter = drafter_of(target, net, adapt=2.0)
+    for one in (drafter_of(target, net), drafter, drafter):
+        drafted, accepted = follow(one, target, text, 8)
+        shares.append(accepted / drafted)
+    assert shares[0] < 0.1
+    assert shares[1] > 0.5
+    assert shares[1] == shares[2]

@@ -1,7 +1,14 @@
 """What the drafters `dflash` and `dspark` share: one pass for a whole block, then its tokens from left to right.
 
-Shapes: M rows, K draft tokens, n sequences in a step, d head width, r rank of the Markov head, S draft vocabulary, V
-target vocabulary.
+A block is always run whole, as it was trained, and a budget says how many of its rows are read out: its rows see each
+other both ways, so the rows of a shorter block would be others. A row more costs little, since the layers' weights are
+read once for all of them; the head, most of the work, computes only the rows that are read out. And so the first tokens
+of a draft are the same whatever its budget.
+
+Likeliest tokens of plain logits are found in one call of the kernels; what is drawn, or edited by processors, goes
+token by token.
+
+Shapes: M rows, K draft tokens, b rows of a block, n sequences in a step, d head width, S draft vocabulary.
 """
 
 from __future__ import annotations
@@ -9,7 +16,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Sequence as Seq
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -18,18 +25,22 @@ from torch import Tensor
 from outrider.core.draft import Draft, DraftLaw
 from outrider.core.protocols import Committed, LanguageModel
 from outrider.core.rng import Rng
+from outrider.core.row import Row
 from outrider.core.step import PREFILL_CHUNK
 from outrider.core.types import Sequence, TargetIdentity
 from outrider.drafters.block_files import read_block
+from outrider.drafters.block_habits import MOST, Habits
 from outrider.drafters.block_net import BlockConfig, BlockNet
 from outrider.drafters.block_parts import Parts, prepare_parts
+from outrider.drafters.block_run import BlockRun, last, plain, plainly_drawn, spans
 from outrider.drafters.block_state import BlockState, Said
 from outrider.drafters.catch_up import in_passes
-from outrider.drafters.chain import GREEDY_BELOW_TEMPERATURE, ChainDrafter, Run
+from outrider.drafters.chain import GREEDY_BELOW_TEMPERATURE, ChainDrafter
 from outrider.drafters.head_fit import require_fit, require_host, require_width
+from outrider.drafters.options import require_number
 from outrider.errors import PairingError
+from outrider.kernels import softmax
 
-BlockRun = Run[BlockState]
 Choice = tuple[int, float, float]
 """As in `ChainDrafter._choose`."""
 
@@ -45,6 +56,9 @@ class BlockDrafter(ChainDrafter[BlockState]):
     draft_sample_method, greedy_below_temperature   as `draft_model`
     min_confidence   no token is drafted, nor any behind it, that the head gives less probability to be accepted; the
                      head decides before the token is known. A head without confidences: as `draft_model`
+    adapt         how far, in nats, the bias of a pair of tokens moves when verification cuts a draft short there, and
+                  whether confidences are calibrated by what was accepted; each sequence for itself, until it is
+                  closed (`block_habits`). 0: neither
 
     Raises ModelFileError for a bad file, PairingError for a head of another target, ConfigError for an option. A
     sequence is not drafted while the features of its latest position are not known (a prompt of one token).
@@ -63,8 +77,10 @@ class BlockDrafter(ChainDrafter[BlockState]):
         draft_sample_method: str = "auto",
         greedy_below_temperature: float = GREEDY_BELOW_TEMPERATURE,
         min_confidence: float = 0.0,
+        adapt: float = 0.0,
     ) -> None:
         super().__init__(draft_sample_method, greedy_below_temperature, min_confidence)
+        self.adapt = require_number(self.name, "adapt", adapt, 0, MOST)
         net = copy.deepcopy(head) if isinstance(head, BlockNet) else read_block(head)
         what = f"the block head {head}" if not isinstance(head, BlockNet) else "the block head"
         self._require_kind(what, net.config)
@@ -87,16 +103,24 @@ class BlockDrafter(ChainDrafter[BlockState]):
 
     @torch.inference_mode()
     def propose(self, seqs: Seq[Sequence], budgets: Seq[int], rng: Rng) -> Draft:
-        return super().propose(seqs, budgets, rng)
+        draft = super().propose(seqs, budgets, rng)
+        for seq, own in zip(seqs, draft.seqs, strict=True):
+            if self.adapt:
+                state = self._states[seq.id]
+                state.habits.note(seq.tokens[-1], own.tokens, state.block.said_K)
+        return draft
 
     def commit(self, seq: Sequence, committed: Committed) -> None:
-        """Keeps the features of the positions that the target's cache gained."""
+        """Learns from what became of a draft; keeps the features of the positions that the target's cache gained."""
         state = self._states[seq.id]
+        state.habits.learn(committed.tokens)
         if committed.features_TF is not None and not state.stopped:
             state.add(committed.features_TF, seq.cache.length)
 
     def _new_state(self) -> BlockState:
-        return BlockState(self.config.layer.context_length)
+        config = self.config
+        habits = Habits(self.columns, config.vocab_size, config.n_drafts, self.adapt)
+        return BlockState(config.layer.context_length, habits)
 
     def _ready(self, seq: Sequence, state: BlockState, budget: int) -> int:
         if state.held == 0 or state.held != len(seq.tokens) - 1:
@@ -104,25 +128,45 @@ class BlockDrafter(ChainDrafter[BlockState]):
         return min(budget, self.config.n_drafts)
 
     def _prepare(self, runs: list[BlockRun]) -> None:
-        """Catches up with the text, and runs the blocks: of each as many rows as its budget needs."""
+        """Catches up with the text, runs the blocks, and takes the likeliest tokens where nothing else is asked for."""
         for batch in in_passes([(run, run.state.cache.end, run.state.held) for run in runs], PREFILL_CHUNK):
             self._read(batch)
         if not runs:
             return
         self._count(runs)
-        counts = [run.limit + self._lead for run in runs]
-        mask_1d = self.parts.mask_1d
-        blocks = [
-            (self.parts.embed(run.seq.tokens[-1]), mask_1d.expand(count - 1, -1))
-            for run, count in zip(runs, counts, strict=True)
-        ]
-        spans = [(run.state.cache, run.state.window, count) for run, count in zip(runs, counts, strict=True)]
-        h_Md = self.parts.backbone.rows(torch.cat([part for block in blocks for part in block]), spans)
-        if self._lead:
-            h_Md = torch.cat([rows_md[1:] for rows_md in torch.split(h_Md, counts)])
+        h_Md = self._speaking(runs)
         logits_MS, sure_M = self.parts.logits(h_Md), self.parts.sure_rows(h_Md)
-        for run, (start, stop) in zip(runs, pairwise(accumulate((run.limit for run in runs), initial=0)), strict=True):
+        for run, (start, stop) in zip(runs, spans([run.limit for run in runs]), strict=True):
             run.state.block = Said(logits_MS[start:stop], h_Md[start:stop], sure_M[start:stop])
+        self._walk([run for run in runs if run.law is DraftLaw.POINT and plain(run)], logits_MS)
+
+    def _speaking(self, runs: list[BlockRun]) -> Tensor:
+        """[M, d]: of each block the rows that say the tokens that its budget allows."""
+        b, first = self.config.block_size, self._lead
+        x_Md = self.parts.mask_1d.repeat(len(runs) * b, 1)
+        for n, run in enumerate(runs):
+            x_Md[n * b] = self.parts.embed(run.seq.tokens[-1])[0]
+        h_Md = self.parts.backbone.rows(x_Md, [(run.state.cache, run.state.window, b) for run in runs])
+        read = [h_Md[n * b + first : n * b + first + run.limit] for n, run in enumerate(runs)]
+        return read[0] if len(read) == 1 else torch.cat(read)
+
+    def _walk(self, runs: list[BlockRun], logits_MS: Tensor) -> None:
+        """All tokens of these runs at once; `logits_MS` are the rows of all. Where a row is not finite the run goes on
+        step by step, and ends there."""
+        walk = self.parts.walk
+        if not runs or walk is None:
+            return
+        counts, unsure = [run.limit for run in runs], not self.parts.sure
+        before, pairs = [run.seq.tokens[-1] for run in runs], [run.state.habits.pairs for run in runs]
+        if sum(counts) < len(logits_MS):
+            logits_MS = torch.cat([run.state.block.logits_KS for run in runs])
+        columns, tops, shares = walk(logits_MS, counts, before, pairs, shares=unsure)
+        for run, (start, stop) in zip(runs, spans(counts), strict=True):
+            for m in range(start, stop):
+                if run.done or math.isnan(tops[m]) or not self._goes_on(run):
+                    break
+                share = shares[m] if unsure else 1.0
+                self._take(run, self.columns.token(columns[m]), share, share)
 
     def _read(self, batch: list[tuple[BlockRun, int, int]]) -> None:
         """Keys and values of these positions."""
@@ -144,23 +188,44 @@ class BlockDrafter(ChainDrafter[BlockState]):
         embedded_Td = self.host.embed(run.seq.tokens[start:stop])
         return torch.cat([embedded_Td.to(features_TF), features_TF], dim=1)
 
+    def _step(self, live: list[BlockRun], rng: Rng) -> None:
+        """q of a plain draw has float32 exponentials: it need not be the target's, only what is drawn from."""
+        if others := [run for run in live if not plainly_drawn(run)]:
+            super()._step(others, rng)
+        drawn = [run for run in live if plainly_drawn(run)]
+        logits_nS = self._next_logits(drawn)
+        for run, logits_S in zip(self._still_running(drawn), logits_nS, strict=True):
+            weight_S = softmax(logits_S, run.seq.params.temperature)
+            if weight_S is None:
+                super()._step([run], rng)  # says what is wrong
+                continue
+            q = self.columns.over_tokens(Row(len(weight_S), weight_S))
+            token = self._draw(run, q, rng.of(run.seq.id))
+            asked = not self.parts.sure
+            self._take(run, token, float(weight_S.max()) if asked else 1.0, q[token] if asked else 1.0)
+
     def _next_logits(self, runs: list[BlockRun]) -> Tensor:
         """Whether a token is drafted at all is decided before it is known."""
         going = [run for run in runs if self._goes_on(run)]
-        return self.parts.behind([(run.state.block, len(run.tokens), _last(run)) for run in going])
+        logits_nS = self.parts.behind([(run.state.block, len(run.tokens), last(run)) for run in going])
+        for run, logits_S in zip(going, logits_nS, strict=True):
+            if (pairs := run.state.habits.pairs) is not None:
+                pairs.add_(logits_S, last(run))
+        return logits_nS
 
     def _goes_on(self, run: BlockRun) -> bool:
         """Works out how probably the next token will be accepted, if the head says so; may end the run by it."""
         if self.parts.sure:
-            block = run.state.block
-            block.sure = self.parts.confidence(block.sure_K[len(run.tokens)], _last(run))
+            block, place = run.state.block, len(run.tokens)
+            logit = self.parts.sureness(block.sure_K[place], last(run))
+            block.said_K.append(logit)
+            block.sure = run.state.habits.confidence(logit, place)
             run.done = block.sure < self.min_confidence
         return not run.done
 
     def _choose(self, run: BlockRun, logits_S: Tensor, top: float, column: int, rng: Rng) -> Choice | None:
         """A likeliest token whose own probability nobody asks for is known already."""
-        plain = run.seq.params.plain_logits and run.seq.constraint is None
-        if self.parts.sure and plain and run.law is DraftLaw.POINT and math.isfinite(top):
+        if self.parts.sure and plain(run) and run.law is DraftLaw.POINT and math.isfinite(top):
             return self.columns.token(column), 1.0, 1.0
         return super()._choose(run, logits_S, top, column, rng)
 
@@ -173,11 +238,6 @@ class BlockDrafter(ChainDrafter[BlockState]):
         self.passes += 1
         for run in runs:
             run.state.count_pass()
-
-
-def _last(run: BlockRun) -> int:
-    """The token before the next one."""
-    return run.tokens[-1] if run.tokens else run.seq.tokens[-1]
 
 
 def _require_layers(what: str, config: BlockConfig, name: str, n_layers: int) -> None:

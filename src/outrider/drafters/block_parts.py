@@ -5,7 +5,6 @@ Shapes: M rows, n sequences in a step, d head width, r rank of the Markov head, 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from functools import lru_cache
@@ -21,6 +20,7 @@ from outrider.drafters.columns import Columns
 from outrider.drafters.head_kernels import as_linear, choose_dtype
 from outrider.drafters.head_layer import PackedMatrix, pack_matrix
 from outrider.drafters.reduced_vocab import ReducedVocab
+from outrider.kernels import Walk
 
 REMEMBERED = 4096
 """Tokens whose embedding is remembered: nearly all of a text are among so many."""
@@ -35,7 +35,8 @@ def prepare_parts(drafter: str, net: BlockNet, host: HeadHost, vocab_size: int, 
 
 
 class Parts:
-    """`columns` are those of the logits; `backbone` runs the layers; `mask_1d` is what a mask's row reads."""
+    """`columns` are those of the logits; `backbone` runs the layers; `mask_1d` is what a mask's row reads. `walk` picks
+    the likeliest tokens of whole blocks; a recurrent Markov head goes through them one by one (None)."""
 
     def __init__(self, net: BlockNet, host: HeadHost, size: int, packed: str | None) -> None:
         self.columns = Columns(net.vocab.ids_S, size)
@@ -49,6 +50,7 @@ class Parts:
         net.markov_head = net.confidence_head = net.lm_head = net.embed_tokens = None
         if self._markov is not None:
             self._bias = self._make_bias(self._markov, packed)
+        self.walk = self._make_walk(net.vocab.ids_S.cpu(), net.config.vocab_size)
         self.backbone = make_backbone(net, packed)
 
     def _make_head(self, net: BlockNet, packed: str | None) -> Callable[[Tensor], Tensor]:
@@ -66,6 +68,12 @@ class Parts:
         if markov.recurrent:
             setattr(markov, "joint_proj", PackedMatrix(markov.joint_proj, dtype))  # noqa: B010
         return pack_matrix(markov.markov_w2, dtype)
+
+    def _make_walk(self, ids_S: Tensor, tokens: int) -> Walk | None:
+        if self._markov is None:
+            return Walk(ids_S, tokens)
+        table_Vr = self._markov.markov_w1.weight.detach()
+        return None if self._markov.recurrent else Walk(ids_S, tokens, table_Vr, self._bias)
 
     @property
     def sure(self) -> bool:
@@ -89,8 +97,8 @@ class Parts:
         """[M]: logits of the confidences, without what follows from the token before; [] for a head without."""
         return [] if self._sure is None else self._sure.rows(h_Md)
 
-    def confidence(self, logit: float, before: int) -> float:
-        """The probability that the token behind `before` is accepted."""
+    def sureness(self, logit: float, before: int) -> float:
+        """The logit of the probability that the token behind `before` is accepted."""
         assert self._sure is not None, "a head without confidences"
         return self._sure.behind(logit, before)
 
@@ -137,8 +145,8 @@ class Sureness:
         return found
 
     def behind(self, logit: float, before: int) -> float:
-        logit += self._bias + (self._before[before] if self._before else 0.0)
-        return 1 / (1 + math.exp(-logit)) if logit > -700 else 0.0
+        """A row's number and what the token before it adds."""
+        return logit + self._bias + (self._before[before] if self._before else 0.0)
 
 
 def _narrow_(net: BlockNet, size: int) -> None:

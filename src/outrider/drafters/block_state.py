@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from outrider.drafters.block_habits import Habits
+
 FIRST_ROWS = 64
 
 
@@ -61,12 +63,14 @@ NOTHING = torch.empty(0, 0)
 @dataclass(slots=True)
 class Said:
     """By draft token of a block: its logits without what follows from the token before, the row that they come from,
-    and the logits of the confidences (none: []). `markov_1r` is the state of a recurrent Markov head so far, `sure` the
-    confidence of the token that is next."""
+    and the logits of the confidences (none: []), first without what follows from the token before, then with it, as
+    far as the draft got. `markov_1r` is the state of a recurrent Markov head so far, `sure` the confidence of the token
+    that is next."""
 
     logits_KS: Tensor = NOTHING
     h_Kd: Tensor = NOTHING
     sure_K: list[float] = field(default_factory=list)
+    said_K: list[float] = field(default_factory=list)
     markov_1r: Tensor | None = None
     sure: float = 1.0
 
@@ -75,12 +79,14 @@ class BlockState:
     """One sequence's place in the head.
 
     The target's features are known of the positions before `held`; the cache holds those before `cache.end`. A block
-    sees the last `window` positions. `block` is what the block of the round says, valid until the next.
+    sees the last `window` positions. `block` is what the block of the round says, valid until the next. `habits` are
+    what verification taught.
     """
 
-    def __init__(self, window: int) -> None:
+    def __init__(self, window: int, habits: Habits) -> None:
         self.stopped = ""
         self.window = window
+        self.habits = habits
         self.held = 0
         self.cache = ContextCache(0)
         self.block = Said()

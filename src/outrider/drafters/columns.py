@@ -29,6 +29,13 @@ class Columns:
         """Of a token that has one."""
         return token if self._ids_S is None else int(torch.searchsorted(self._ids_S, token))
 
+    def find(self, token: int) -> int | None:
+        """The column of a token; None where `ids_S` does not name it."""
+        column = self.column(token)
+        if self._ids is None:
+            return column
+        return column if column < len(self._ids) and self._ids[column] == token else None
+
     def widen(self, logits_nS: Tensor) -> Tensor:
         """[n, V]: -inf at tokens that no column stands for."""
         if logits_nS.shape[1] == self.size:

@@ -46,12 +46,11 @@ class Walk:
 
     def _make_walker(self) -> Walker | None:
         matrix, table_Vr, at = self._matrix, self._table_Vr, self._ids_S.data_ptr()
-        if _LEVEL is None or not _has_walks():
+        if _LEVEL is None:
             return None
         if matrix is None or table_Vr is None:
             return _LEVEL.walker(len(self._ids_S), self._tokens, at, 0)
-        packed = isinstance(matrix, (PackedLinear, QuantisedLinear)) and matrix.level is not None
-        if not packed or not _plain(table_Vr):
+        if not isinstance(matrix, (PackedLinear, QuantisedLinear)) or matrix.level is None or not _plain(table_Vr):
             return None
         walker = _LEVEL.walker(len(self._ids_S), self._tokens, at, table_Vr.data_ptr())
         matrix.add_to(walker, "added")
@@ -71,7 +70,7 @@ class Walk:
         is added stays in `logits_MS`."""
         assert sum(counts) == len(logits_MS), f"{len(logits_MS)} rows for {list(counts)}"
         if self._walker is None or not _plain(logits_MS):
-            own = list(pairs) or [None] * len(counts)
+            own: list[Pairs | None] = list(pairs) or [None] * len(counts)
             ends = (self._table_Vr, self._matrix, self._ids_S)
             return walk_reference.walk_(logits_MS, counts, before, own, *ends, shares=shares)
         columns_M = torch.empty(len(logits_MS), dtype=torch.int64)
@@ -97,18 +96,13 @@ class Walk:
 def softmax(logits_S: Tensor, temperature: float) -> Tensor | None:
     """float64 [S], summing to 1: softmax(logits / temperature), its exponentials float32; None where a logit is not
     finite."""
-    if not _has_walks() or not _plain(logits_S):
+    if _LEVEL is None or not _plain(logits_S):
         return walk_reference.softmax(logits_S, temperature)
     weight_S = torch.empty(logits_S.shape, dtype=torch.float64)
     extension = importlib.import_module("outrider.kernels._kernels")
     CALLS["softmax"] += 1
     finite = extension.softmax(logits_S.data_ptr(), weight_S.data_ptr(), len(logits_S), temperature)
     return weight_S if finite else None
-
-
-def _has_walks() -> bool:
-    """Whether kernels run, and the extension that a process holds is not one from before there were walks."""
-    return hasattr(_LEVEL, "walker")
 
 
 def _plain(tensor: Tensor) -> bool:

@@ -1,0 +1,33 @@
+"""What a block drafter asks of the runs of a round."""
+
+from __future__ import annotations
+
+from itertools import accumulate, pairwise
+
+from outrider.core.draft import DraftLaw
+from outrider.drafters.block_state import BlockState
+from outrider.drafters.chain import Run
+
+BlockRun = Run[BlockState]
+
+
+def plain(run: BlockRun) -> bool:
+    """Whether nothing but temperature and truncation touches the logits."""
+    return run.seq.params.plain_logits and run.seq.constraint is None
+
+
+def plainly_drawn(run: BlockRun) -> bool:
+    """Whether its tokens are drawn from the softmax itself."""
+    params = run.seq.params
+    whole = params.top_k == 0 and params.top_p == 1 and params.min_p == 0
+    return run.law is not DraftLaw.POINT and whole and plain(run)
+
+
+def last(run: BlockRun) -> int:
+    """The token before the next one."""
+    return run.tokens[-1] if run.tokens else run.seq.tokens[-1]
+
+
+def spans(counts: list[int]) -> list[tuple[int, int]]:
+    """(first row, row behind the last) of each of so many rows that follow one another."""
+    return list(pairwise(accumulate(counts, initial=0)))
