@@ -34,7 +34,8 @@ from outrider.kernels.quantised import (
 )
 from outrider.kernels.room import Room
 from outrider.kernels.stack import CacheRows, Stack, StackLayer, build_stack
-from outrider.kernels.walk import Pairs, Walk, softmax
+from outrider.kernels.walk import Walk, softmax
+from outrider.kernels.walk_reference import Pairs
 
 __all__ = [
     "QUANTISED_TYPES",

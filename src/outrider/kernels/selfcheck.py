@@ -233,9 +233,9 @@ def _walk(draw: torch.Generator) -> Pair:
     """Two sequences; what the walk added to the rows is compared too."""
     table_Vr, weight_Sr, twin_MS = _random(draw, 99, 32), _random(draw, OUTPUTS, 32), _random(draw, ROWS, OUTPUTS)
     packed, logits_MS, ids_S = ops.pack_linear(weight_Sr), twin_MS.clone(), torch.arange(OUTPUTS) + 9
-    whose, ends = ([ROWS - 2, 2], [3, 50]), (table_Vr, packed, ids_S)
+    whose = [ROWS - 2, 2], [3, 50]
     found = walk.Walk(ids_S, 99, table_Vr, packed)(logits_MS, *whose, shares=True)
-    expected = walk_reference.walk_(twin_MS, *whose, [None, None], *ends, shares=True)
+    expected = walk_reference.walk_(twin_MS, *whose, [None, None], table_Vr, packed, ids_S, shares=True)
     return torch.cat([torch.tensor(found), logits_MS.T]), torch.cat([torch.tensor(expected), twin_MS.T])
 
 
