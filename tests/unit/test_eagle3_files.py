@@ -187,6 +187,8 @@ def test_missing_unexpected_and_misshapen_tensors_are_named(tmp_path: Path) -> N
     folder = by_hand(tmp_path / "b", "speculators")
     with pytest.raises(ModelFileError, match=r"has the tensor mask_hidden that an EAGLE-3 head"):
         read_eagle3(edit(folder, mask_hidden=torch.zeros(1, 192)))
+    with pytest.raises(ModelFileError, match=r"lacks the tensor layers\.0\.mlp\.up_proj\.weight that"):
+        read_eagle3(edit(folder, mask_hidden=None, layers__0__mlp__up_proj__weight=None))
     folder = by_hand(tmp_path / "c", "specforge")
     with pytest.raises(ModelFileError, match=r"fc\.weight has shape \[64, 64\].*\[64, 192\]"):
         read_eagle3(edit(folder, fc__weight=torch.zeros(64, 64)))
@@ -229,14 +231,11 @@ def test_d2t_holds_offsets(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-def test_logits_land_on_the_targets_tokens() -> None:
+def test_offsets_name_the_targets_tokens() -> None:
     vocab = ReducedVocab.from_tensors("x", torch.tensor([2, 2, 5]), None, 10)
     assert vocab.ids_S.tolist() == [2, 3, 7]
     assert vocab.offsets().tolist() == [2, 2, 5]
-    wide = vocab.widen(torch.tensor([[1.0, 2.0, 3.0]]), 8)
-    assert wide[0, [2, 3, 7]].tolist() == [1, 2, 3]
-    assert wide[0].isinf().sum() == 5
-    assert vocab.widen(torch.tensor([[1.0, 2.0, 3.0]]), 5)[0].tolist()[2:4] == [1, 2]
+    assert vocab.columns().tolist() == [-1, -1, 0, 1, -1, -1, -1, 2, -1, -1]
 
 
 def test_a_head_of_the_whole_vocabulary_needs_no_maps(tmp_path: Path) -> None:

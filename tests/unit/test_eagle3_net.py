@@ -383,7 +383,7 @@ def test_the_cache_keeps_its_window_and_forgets_drafts() -> None:
         ({"num_attention_heads": 3}, "3 heads"),
         ({"hidden_act": "gelu"}, "gelu"),
         ({"mlp_bias": True}, "mlp_bias"),
-        ({"intermediate_size": 0}, "ffn_size is 0"),
+        ({"intermediate_size": 0}, "intermediate_size is 0"),
     ],
 )
 def test_layers_that_are_not_computed_are_refused(fields: dict[str, object], said: str, tmp_path: Any) -> None:

@@ -233,7 +233,7 @@ def test_the_rest_of_a_model_is_passed_over(tmp_path: Path) -> None:
         ("deepseek", "model.layers.30.mlp.experts.0.up_proj.weight", r"mlp\.experts.*mixtures of experts"),
         ("qwen", "mtp.layers.0.mlp.gate.weight", "mixtures of experts"),
         ("deepseek", "model.layers.30.self_attn.kv_a_proj_with_mqa.weight", "latent attention"),
-        ("qwen", "mtp.layers.0.self_attn.gate.weight", r"has the tensor midlayer\.self_attn\.gate\.weight"),
+        ("qwen", "mtp.layers.0.self_attn.gate.weight", r"has the tensor mtp\.layers\.0\.self_attn\.gate\.weight"),
         ("deepseek", "model.layers.31.eh_proj.weight", "holds 2 next-token modules"),
     ],
 )

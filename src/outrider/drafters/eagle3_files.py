@@ -11,25 +11,20 @@ Layer ids mean the *inputs* of target layers in all three.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from outrider.core.json_file import JsonObject
 from outrider.drafters.eagle3_net import Eagle3Config, Eagle3Net
-from outrider.drafters.head_files import PICKLE, SAFETENSORS, HeadFiles, read_head, write_head
-from outrider.drafters.recurrent_files import (
-    all_tensors,
-    common_fields,
-    common_json,
-    dtype_name,
-    load_net,
-    speculators_json,
-)
+from outrider.drafters.head_files import PICKLE, SAFETENSORS, HeadFiles, load_net, read_head, write_head
+from outrider.drafters.recurrent_files import all_tensors, common_fields, common_json, dtype_name, speculators_json
 from outrider.errors import ConfigError, ModelFileError
 
 LAYOUTS = ("safeailab", "specforge", "speculators")
 OURS, THEIRS = "midlayer.", "layers.0."
-IGNORED = ("verifier_norm.weight", "verifier_lm_head.weight", f"{OURS}self_attn.rotary_emb.inv_freq")
+TABLES = tuple(f"{layer}self_attn.rotary_emb.inv_freq" for layer in (OURS, THEIRS))
+IGNORED = ("verifier_norm.weight", "verifier_lm_head.weight", *TABLES)
 """Copies of the target's own tensors, and tables that follow from the configuration."""
 SWITCHES = ("fc_norm", "norm_before_fc", "norm_output", "norm_before_residual")
 
@@ -39,8 +34,14 @@ def read_eagle3(path: str | Path) -> Eagle3Net:
 
     Raises ModelNotFoundError or ModelFileError that names the file and what is wrong with it.
     """
-    files = _canonical(read_head(path))
-    return load_net(files, "an EAGLE-3 head", _read_config(files), Eagle3Net, IGNORED)
+    files = read_head(path)
+    layer = next((name for name in (OURS, THEIRS) if any(t.startswith(name) for t in files.tensors)), OURS)
+
+    def theirs(name: str) -> str:
+        return layer + name.removeprefix(OURS) if name.startswith(OURS) else name
+
+    config = _read_config(files, theirs)
+    return load_net(files, "an EAGLE-3 head", config, Eagle3Net, theirs, like="norm.weight", ignored=IGNORED)
 
 
 def write_eagle3(net: Eagle3Net, folder: str | Path, layout: str) -> None:
@@ -57,7 +58,7 @@ def write_eagle3(net: Eagle3Net, folder: str | Path, layout: str) -> None:
     write_head(folder, config, tensors, file=PICKLE if layout == "safeailab" else SAFETENSORS)
 
 
-def _read_config(files: HeadFiles) -> Eagle3Config:
+def _read_config(files: HeadFiles, theirs: Callable[[str], str]) -> Eagle3Config:
     """From a flat configuration or one of `speculators`. Raises ModelFileError for what is no EAGLE-3 head."""
     config = inner = files.config
     verifier = config.child("verifier")
@@ -68,7 +69,7 @@ def _read_config(files: HeadFiles) -> Eagle3Config:
         verifier = config.child("speculators_config").child("verifier")
     if (n_layers := inner.whole("num_hidden_layers", 1)) != 1:
         raise ModelFileError(f"{config.path}: num_hidden_layers is {n_layers}; heads of one layer are supported")
-    fields = common_fields(config, inner, verifier, files.tensors)
+    fields = common_fields(files, inner, verifier, theirs)
     eagle = config.child("eagle_config")
     if not eagle.boolean("use_aux_hidden_state", True):
         raise ModelFileError(f"{config.path}: use_aux_hidden_state is false: that head reads no layers of its target")
@@ -87,17 +88,6 @@ def _layer_ids(config: JsonObject, eagle: JsonObject) -> tuple[int, ...] | None:
     if not isinstance(ids, list) or not all(type(i) is int and i >= 0 for i in ids):
         raise ModelFileError(f"{config.path}: {names[0]} is {str(ids)[:60]}, expected a list of layer numbers >= 0")
     return tuple(ids)
-
-
-def _canonical(files: HeadFiles) -> HeadFiles:
-    """The layer's tensors under the name `midlayer`."""
-    if any(name.startswith(OURS) for name in files.tensors):
-        return files
-    tensors = {
-        OURS + name.removeprefix(THEIRS) if name.startswith(THEIRS) else name: tensor
-        for name, tensor in files.tensors.items()
-    }
-    return HeadFiles(files.path, files.config, tensors)
 
 
 def _flat_json(config: Eagle3Config, architecture: str) -> dict[str, object]:

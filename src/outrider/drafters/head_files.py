@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import json
 import pickle
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol, TypeVar
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from outrider.core.json_file import JsonObject
+from outrider.drafters.reduced_vocab import ReducedVocab
 from outrider.errors import ConfigError, ModelFileError, ModelNotFoundError
 
 CONFIG, SAFETENSORS, PICKLE, MEDUSA = "config.json", "model.safetensors", "pytorch_model.bin", "medusa_lm_head.pt"
@@ -33,6 +35,20 @@ class HeadFiles:
     path: Path
     config: JsonObject
     tensors: dict[str, Tensor]
+
+
+class Vocabularies(Protocol):
+    """The sizes that every head's configuration states: of the target's vocabulary, and of the head's own."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def draft_vocab_size(self) -> int: ...
+
+
+C = TypeVar("C", bound=Vocabularies)
+N = TypeVar("N", bound=nn.Module)
 
 
 def read_head(path: str | Path) -> HeadFiles:
@@ -55,6 +71,40 @@ def write_head(folder: str | Path, config: Mapping[str, object], tensors: Mappin
         torch.save(contiguous, folder / file)
     else:
         save_file(contiguous, folder / file, metadata={"format": "pt"})
+
+
+def load_net(
+    files: HeadFiles,
+    what: str,
+    config: C,
+    make: Callable[[C, ReducedVocab], N],
+    theirs: Callable[[str], str],
+    *,
+    like: str,
+    ignored: Iterable[str] = (),
+) -> N:
+    """The network of `config`, in the precision of its tensor `like` in the file (float16 becomes float32).
+
+    `theirs` turns our name of a tensor into the file's. `d2t` and `t2d` are as in `ReducedVocab`. Raises
+    ModelFileError, in the file's names, for tensors that do not fit the configuration.
+    """
+    size, draft_size = config.vocab_size, config.draft_vocab_size
+    with torch.device("meta"):
+        unknown = ReducedVocab(torch.empty(draft_size, dtype=torch.int64), size)
+        ours = {theirs(name): (name, tuple(t.shape)) for name, t in make(config, unknown).state_dict().items()}
+    shapes = {name: shape for name, (_, shape) in ours.items()}
+    d2t, t2d = {"d2t": (draft_size,)}, {"t2d": (size,)}
+    required, optional = (shapes | d2t, t2d) if draft_size < size else (shapes, d2t | t2d)
+    tensors = check_tensors(files, what, required, optional, ignored)
+    vocab = ReducedVocab.whole(size)
+    if "d2t" in tensors:
+        vocab = ReducedVocab.from_tensors(str(files.path), tensors["d2t"], tensors.get("t2d"), size)
+    dtype = tensors[theirs(like)].dtype
+    dtype = dtype if dtype in (torch.float32, torch.bfloat16) else torch.float32
+    with torch.device("meta"):
+        net = make(config, vocab)
+    net.load_state_dict({name: tensors[their].to(dtype) for their, (name, _) in ours.items()}, assign=True)
+    return net
 
 
 def check_tensors(

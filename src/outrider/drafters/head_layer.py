@@ -100,9 +100,17 @@ class LayerShape:
         return fields
 
     def _check(self, config: JsonObject) -> None:
-        for field in ("hidden_size", "ffn_size", "n_heads", "n_kv_heads", "head_dim", "context_length"):
-            if not 1 <= (value := getattr(self, field)) < 2**31:
-                raise ModelFileError(f"{config.path}: {field} is {value}, allowed are 1 to 2147483647")
+        sizes = {
+            "hidden_size": self.hidden_size,
+            "intermediate_size": self.ffn_size,
+            "num_attention_heads": self.n_heads,
+            "num_key_value_heads": self.n_kv_heads,
+            "head_dim": self.head_dim,
+            "max_position_embeddings": self.context_length,
+        }
+        for name, value in sizes.items():
+            if not 1 <= value < 2**31:
+                raise ModelFileError(f"{config.path}: {name} is {value}, allowed are 1 to 2147483647")
         if self.n_heads % self.n_kv_heads or self.head_dim % 2:
             raise ModelFileError(
                 f"{config.path}: {self.n_heads} heads of {self.head_dim} over {self.n_kv_heads} key-value heads: "

@@ -11,15 +11,14 @@ heads were trained for is kept under the key "outrider", which other readers pas
 from __future__ import annotations
 
 import re
+from functools import partial
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from outrider.core.json_file import JsonObject
-from outrider.drafters.head_files import MEDUSA, HeadFiles, check_tensors, read_head, write_head
+from outrider.drafters.head_files import MEDUSA, HeadFiles, load_net, read_head, write_head
 from outrider.drafters.medusa_net import MedusaConfig, MedusaNet
-from outrider.drafters.reduced_vocab import ReducedVocab
 from outrider.errors import ModelFileError
 
 MOST = 64
@@ -33,30 +32,13 @@ def read_medusa(path: str | Path) -> MedusaNet:
     """
     files = read_head(path)
     config = _read_config(files)
-    with torch.device("meta"):
-        empty = ReducedVocab(torch.empty(config.draft_vocab_size, dtype=torch.int64), config.vocab_size)
-        shapes = {_theirs(n, config): (n, tuple(t.shape)) for n, t in MedusaNet(config, empty).state_dict().items()}
-    required = {theirs: shape for theirs, (_, shape) in shapes.items()}
-    d2t, t2d = {"d2t": (config.draft_vocab_size,)}, {"t2d": (config.vocab_size,)}
-    reduced = config.draft_vocab_size < config.vocab_size
-    tensors = check_tensors(
-        files, "Medusa heads", required | d2t if reduced else required, t2d if reduced else d2t | t2d
-    )
-    vocab = ReducedVocab.whole(config.vocab_size)
-    if "d2t" in tensors:
-        vocab = ReducedVocab.from_tensors(str(files.path), tensors["d2t"], tensors.get("t2d"), config.vocab_size)
-    dtype = tensors["0.0.linear.weight"].dtype
-    dtype = dtype if dtype in (torch.float32, torch.bfloat16) else torch.float32
-    with torch.device("meta"):
-        net = MedusaNet(config, vocab)
-    net.load_state_dict({ours: tensors[theirs].to(dtype) for theirs, (ours, _) in shapes.items()}, assign=True)
-    return net
+    return load_net(files, "Medusa heads", config, MedusaNet, partial(_theirs, config), like="blocks.0.0.weight")
 
 
 def write_medusa(net: MedusaNet, folder: str | Path) -> None:
     """Writes config.json and medusa_lm_head.pt."""
     config, first = net.config, next(net.parameters())
-    tensors: dict[str, Tensor] = {_theirs(name, config): tensor for name, tensor in net.state_dict().items()}
+    tensors: dict[str, Tensor] = {_theirs(config, name): tensor for name, tensor in net.state_dict().items()}
     if config.draft_vocab_size < config.vocab_size:
         tensors |= {"d2t": net.vocab.offsets(), "t2d": net.vocab.flags()}
     fields = {
@@ -73,7 +55,7 @@ def write_medusa(net: MedusaNet, folder: str | Path) -> None:
     write_head(folder, fields, tensors, file=MEDUSA)
 
 
-def _theirs(name: str, config: MedusaConfig) -> str:
+def _theirs(config: MedusaConfig, name: str) -> str:
     """Our name of a tensor as the public layout spells it."""
     parts = name.split(".")
     if parts[0] == "lm_heads":

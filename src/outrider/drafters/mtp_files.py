@@ -16,21 +16,15 @@ gated layers of Qwen3-Next are refused.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 from torch import Tensor
 
 from outrider.core.json_file import JsonObject
-from outrider.drafters.head_files import SAFETENSORS, HeadFiles, read_head, write_head
+from outrider.drafters.head_files import SAFETENSORS, HeadFiles, load_net, read_head, write_head
 from outrider.drafters.mtp_net import MtpConfig, MtpNet
-from outrider.drafters.recurrent_files import (
-    all_tensors,
-    common_fields,
-    common_json,
-    dtype_name,
-    load_net,
-    speculators_json,
-)
+from outrider.drafters.recurrent_files import all_tensors, common_fields, common_json, dtype_name, speculators_json
 from outrider.errors import ConfigError, ModelFileError
 
 NAMES = {
@@ -75,13 +69,18 @@ def read_mtp(path: str | Path) -> MtpNet:
     """
     given = read_head(path)
     layout, names = _layout(given)
-    files = HeadFiles(given.path, given.config, _ours(given.tensors, names, whole=layout != "deepseek"))
+    files = HeadFiles(given.path, given.config, _own(given.tensors, names, whole=layout != "deepseek"))
     for what, pattern in UNKNOWN.items():
         if found := next((name for name in files.tensors if pattern.search(name)), None):
             raise ModelFileError(
                 f"{given.path}: tensor {found}: modules with {what} are not supported, only dense ones"
             )
-    return load_net(files, "a next-token module", _read_config(files, layout), MtpNet)
+
+    def theirs(name: str) -> str:
+        return _renamed(name, names) or name
+
+    config = _read_config(files, layout, theirs)
+    return load_net(files, "a next-token module", config, MtpNet, theirs, like="norm.weight")
 
 
 def write_mtp(net: MtpNet, folder: str | Path, layout: str) -> None:
@@ -111,11 +110,10 @@ def _layout(files: HeadFiles) -> tuple[str, dict[str, str]]:
     raise ModelFileError(f"{files.path} is no next-token module: it holds none of {expected}")
 
 
-def _ours(tensors: dict[str, Tensor], names: dict[str, str], *, whole: bool) -> dict[str, Tensor]:
-    """The module's tensors by our names; `whole`: the file's embedding and lm_head are the module's own."""
-    theirs = {value: key for key, value in names.items()}
-    found = {ours: tensor for name, tensor in tensors.items() if (ours := _renamed(name, theirs))}
-    return found | {name: tensors[name] for name in SHARED if name in tensors and whole}
+def _own(tensors: dict[str, Tensor], names: dict[str, str], *, whole: bool) -> dict[str, Tensor]:
+    """The module's tensors, as the file names them; `whole`: the file's embedding and lm_head are the module's own."""
+    shared, prefixes = SHARED if whole else (), tuple(names.values())
+    return {name: tensor for name, tensor in tensors.items() if name.startswith(prefixes) or name in shared}
 
 
 def _renamed(name: str, names: dict[str, str]) -> str | None:
@@ -124,7 +122,7 @@ def _renamed(name: str, names: dict[str, str]) -> str | None:
     return None if prefix is None else names[prefix] + name.removeprefix(prefix)
 
 
-def _read_config(files: HeadFiles, layout: str) -> MtpConfig:
+def _read_config(files: HeadFiles, layout: str, theirs: Callable[[str], str]) -> MtpConfig:
     config = inner = files.config
     verifier = config.child("verifier")
     if layout == "speculators":
@@ -135,7 +133,7 @@ def _read_config(files: HeadFiles, layout: str) -> MtpConfig:
     elif "text_config" in config.values:
         inner = config.child("text_config")
     _require_dense(inner)
-    fields = common_fields(config, inner, verifier, files.tensors)
+    fields = common_fields(files, inner, verifier, theirs)
     if (width := fields["layer"].hidden_size) != fields["target_hidden_size"]:
         raise ModelFileError(f"{config.path}: target_hidden_size is {fields['target_hidden_size']}, the module {width}")
     return MtpConfig(**fields)

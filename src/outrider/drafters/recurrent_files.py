@@ -1,33 +1,30 @@
 """What the files of heads have in common that draft token by token: sizes, vocabularies, and what is shared.
 
-`d2t` and `t2d` are as in `ReducedVocab`. A file without `embed_tokens` or `lm_head` shares the target's. What a head
+A file without `embed_tokens` or `lm_head` shares the target's. What a head
 was trained for is kept under the key "outrider", which other readers pass over.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from collections.abc import Callable
+from typing import Any
 
-import torch
 from torch import Tensor
 
 from outrider.core.json_file import JsonObject
-from outrider.drafters.head_files import HeadFiles, check_tensors
+from outrider.drafters.head_files import HeadFiles
 from outrider.drafters.head_layer import LayerShape
 from outrider.drafters.recurrent_net import RecurrentConfig, RecurrentNet
-from outrider.drafters.reduced_vocab import ReducedVocab
 from outrider.errors import ModelFileError
-
-C = TypeVar("C", bound=RecurrentConfig)
-N = TypeVar("N", bound=RecurrentNet)
 
 
 def common_fields(
-    config: JsonObject, inner: JsonObject, verifier: JsonObject, tensors: Iterable[str]
+    files: HeadFiles, inner: JsonObject, verifier: JsonObject, theirs: Callable[[str], str]
 ) -> dict[str, Any]:
-    """Fields of `RecurrentConfig`. `inner` describes the layer, `verifier` the target. Raises ModelFileError."""
-    layer, ours, names = LayerShape.read(inner), config.child("outrider"), set(tensors)
+    """Fields of `RecurrentConfig`. `inner` describes the layer, `verifier` the target; `theirs` is as in `load_net`.
+    Raises ModelFileError."""
+    config, layer = files.config, LayerShape.read(inner)
+    ours = config.child("outrider")
     vocab_size = inner.whole("vocab_size")
     draft_vocab_size = config.whole("draft_vocab_size", vocab_size)
     if not 1 <= draft_vocab_size <= vocab_size < 2**31:
@@ -39,38 +36,11 @@ def common_fields(
         "vocab_size": vocab_size,
         "draft_vocab_size": draft_vocab_size,
         "target_hidden_size": config.whole("target_hidden_size", layer.hidden_size),
-        "own_embedding": "embed_tokens.weight" in names,
-        "own_head": "lm_head.weight" in names,
+        "own_embedding": theirs("embed_tokens.weight") in files.tensors,
+        "own_head": theirs("lm_head.weight") in files.tensors,
         "target_name": said if isinstance(said, str) else None,
         "vocabulary_sha256": vocabulary if isinstance(vocabulary, str) else None,
     }
-
-
-def load_net(
-    files: HeadFiles,
-    what: str,
-    config: C,
-    make: Callable[[C, ReducedVocab], N],
-    ignored: Iterable[str] = (),
-) -> N:
-    """The network, in the file's own precision (float16 becomes float32). Raises ModelFileError for tensors that do not
-    fit its configuration."""
-    size, draft_size = config.vocab_size, config.draft_vocab_size
-    with torch.device("meta"):
-        unknown = ReducedVocab(torch.empty(draft_size, dtype=torch.int64), size)
-        shapes = {name: tuple(t.shape) for name, t in make(config, unknown).state_dict().items()}
-    d2t, t2d = {"d2t": (draft_size,)}, {"t2d": (size,)}
-    required, optional = (shapes | d2t, t2d) if draft_size < size else (shapes, d2t | t2d)
-    tensors = check_tensors(files, what, required, optional, ignored)
-    vocab = ReducedVocab.whole(size)
-    if "d2t" in tensors:
-        vocab = ReducedVocab.from_tensors(str(files.path), tensors["d2t"], tensors.get("t2d"), size)
-    dtype = tensors["norm.weight"].dtype
-    dtype = dtype if dtype in (torch.float32, torch.bfloat16) else torch.float32
-    with torch.device("meta"):
-        net = make(config, vocab)
-    net.load_state_dict({name: tensors[name].to(dtype) for name in shapes}, assign=True)
-    return net
 
 
 def all_tensors(net: RecurrentNet) -> dict[str, Tensor]:

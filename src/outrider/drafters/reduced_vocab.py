@@ -2,7 +2,7 @@
 
 Checkpoints state it twice: `d2t` holds offsets (target id = i + d2t[i]), `t2d` flags the target ids that are in it.
 
-Shapes: S draft vocabulary, V target vocabulary, n rows.
+Shapes: S draft vocabulary, V target vocabulary.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ class ReducedVocab:
     def __init__(self, ids_S: Tensor, size: int) -> None:
         self.ids_S = ids_S
         self.size = size
-        self._used: dict[int, tuple[Tensor, Tensor | None]] = {}
 
     @classmethod
     def whole(cls, size: int) -> ReducedVocab:
@@ -62,15 +61,3 @@ class ReducedVocab:
         columns_V = torch.full((self.size,), -1, dtype=torch.int64, device=self.ids_S.device)
         columns_V[self.ids_S] = torch.arange(len(self.ids_S), device=self.ids_S.device)
         return columns_V
-
-    def widen(self, logits_nS: Tensor, size: int) -> Tensor:
-        """The head's logits as [n, size] in the target's columns, -inf where the head proposes nothing. Ids from `size`
-        on are padding that the target never emits: they are left out."""
-        if size not in self._used:
-            kept_S = (self.ids_S < size).nonzero().flatten()
-            whole = len(kept_S) == len(self.ids_S)
-            self._used[size] = (self.ids_S if whole else self.ids_S[kept_S], None if whole else kept_S)
-        used_S, at_S = self._used[size]
-        wide_nV = logits_nS.new_full((len(logits_nS), size), -torch.inf)
-        wide_nV[:, used_S] = logits_nS if at_S is None else logits_nS[:, at_S]
-        return wide_nV
