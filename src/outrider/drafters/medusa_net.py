@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from outrider.drafters.head_fit import TrainedFor
 from outrider.drafters.head_loss import hear
-from outrider.drafters.head_training import Aims, Lesson, Losses
+from outrider.drafters.head_training import Aims, Lesson, Losses, mean
 from outrider.drafters.reduced_vocab import ReducedVocab
 
 
@@ -101,8 +101,8 @@ def medusa_losses(
         heard = hear(x_Nd, weight_Sd, aims, at_N, weight_M=usable_N / usable_N.sum().clamp(min=1))
         total = total + decay**k * heard.loss
         losses.append(float(heard.loss.detach()))
-        agreements.append(float(heard.agrees_M.sum()) / max(len(at_N), 1))
-        overlaps.append(float(heard.overlap_M.sum()) / max(len(at_N), 1))
+        agreements.append(mean(heard.agrees_M))
+        overlaps.append(mean(heard.overlap_M))
     return Losses(total, losses, agreements, overlaps)
 
 

@@ -60,11 +60,10 @@ def make_core(net: RecurrentNet, dtype: str | None) -> Core:
     heads, norm_d = (shape.n_heads, shape.n_kv_heads, shape.head_dim), net.norm.weight.detach().float()
     width = attention.q_proj.in_features
     stack = build_stack([layer], norm_d, heads=heads, eps=shape.norm_eps, cache_dtype=torch.float32, reads=width)
+    if stack is not None:
+        del net.midlayer.self_attn, net.midlayer.mlp
     use_kernels_(net, dtype)
-    if stack is None:
-        return TorchCore(net)
-    del net.midlayer.self_attn, net.midlayer.mlp
-    return StackCore(net, stack)
+    return TorchCore(net) if stack is None else StackCore(net, stack)
 
 
 class TorchCore:

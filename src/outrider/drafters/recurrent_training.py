@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from outrider.drafters.head_loss import Heard, hear
-from outrider.drafters.head_training import Aims, Lesson, Losses
+from outrider.drafters.head_training import Aims, Lesson, Losses, mean
 from outrider.drafters.recurrent_net import RecurrentNet
 
 
@@ -149,8 +149,4 @@ def learn_to_draft(
 def _losses(heard: list[Heard], weights: Seq[float]) -> Losses:
     total = sum((weight * step.loss for weight, step in zip(weights, heard, strict=True)), torch.zeros(()))
     losses = [float(step.loss.detach()) for step in heard]
-    agreement, overlap = (
-        [float(said_M.sum()) / max(len(said_M), 1) for said_M in steps]
-        for steps in ([step.agrees_M for step in heard], [step.overlap_M for step in heard])
-    )
-    return Losses(total, losses, agreement, overlap)
+    return Losses(total, losses, [mean(step.agrees_M) for step in heard], [mean(step.overlap_M) for step in heard])
