@@ -67,7 +67,7 @@ class Stack:
         spans: Sequence[int],
         taps: Sequence[int],
         features: int,
-        read: int = 0,
+        read: int,
         /,
     ) -> None: ...
 

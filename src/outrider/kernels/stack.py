@@ -136,7 +136,7 @@ class Stack:
             fields,
             taps,
             0 if features_MF is None else features_MF.data_ptr(),
-            *(() if read_MK is None else (read_MK.data_ptr(),)),
+            0 if read_MK is None else read_MK.data_ptr(),
         )
         CALLS["stack"] += 1
         return out_Md, features_MF
