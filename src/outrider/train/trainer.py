@@ -11,6 +11,7 @@ import math
 import pickle
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +85,7 @@ class Trainer:
         ]
         self._optimizer = torch.optim.AdamW(groups, lr=settings.lr, betas=(0.9, 0.95), fused=True)
         self._parameters = parameters
-        self.steps = settings.epochs * len(lessons.epoch(0))
+        self.steps = sum(len(lessons.epoch(number)) for number in range(settings.epochs))
         self.step = 0
         folder.mkdir(parents=True, exist_ok=True)
         if (folder / CHECKPOINT).exists():
@@ -128,12 +129,9 @@ class Trainer:
         }
 
     def _batches(self) -> Iterator[tuple[int, list[Place]]]:
-        """The batches that are left, with their steps."""
-        per_epoch = len(self.lessons.epoch(0))
-        for epoch in range(self.step // per_epoch, self.settings.epochs):
-            for index, batch in enumerate(self.lessons.epoch(epoch)):
-                if (step := epoch * per_epoch + index) >= self.step:
-                    yield step, batch
+        """The batches that are left, with their steps. Epochs need not have equally many."""
+        every = chain.from_iterable(map(self.lessons.epoch, range(self.settings.epochs)))
+        return islice(enumerate(every), self.step, None)
 
     def _one_step(self, step: int, batch: list[Place]) -> Losses:
         for group in self._optimizer.param_groups:
