@@ -67,6 +67,16 @@ def test_greedy_answers_are_the_likeliest_tokens(shards: list[Shard]) -> None:
         assert found.tokens[found.prompt_len :] == found.likeliest_AC[:, 0].tolist()
 
 
+def test_equal_answers_that_end_together_are_both_kept(opened: LoadedModel, tmp_path: Path) -> None:
+    settings = replace(SETTINGS, conversations=4, temperatures=(0.0,), follow_ups=0.0)
+    Harvester(opened, identity_of(opened), [Conversation("0", "any", ("say it",))], settings, tmp_path).run(4, print)
+    (shard,) = read_shards(tmp_path)
+    assert sorted(shard.conversations) == [0, 1, 2, 3]
+    first, *others = (shard.sequence(i, 1000) for i in range(4))
+    assert all(other.tokens == first.tokens for other in others)
+    assert all(torch.equal(other.features_TF, first.features_TF) for other in others)
+
+
 def test_answers_that_end_by_themselves_may_be_followed_up(shards: list[Shard]) -> None:
     """A second turn is there for answers that ended, and only for those."""
     every = [(shard, i) for shard in shards for i in range(len(shard))]

@@ -90,7 +90,7 @@ class Recorder:
 
     def __init__(self, wants: tuple[int, ...]) -> None:
         self.wants = wants
-        self.finished: dict[tuple[int, ...], Tensor] = {}
+        self._finished: dict[tuple[int, ...], list[Tensor]] = {}
         self._features: dict[int, list[Tensor]] = {}
 
     def open(self, seq: Sequence) -> None:
@@ -107,7 +107,14 @@ class Recorder:
         """A sequence that came to an end is kept under its tokens, which say all that its features depend on."""
         features = self._features.pop(seq.id)
         if seq.finished:
-            self.finished[tuple(seq.tokens)] = torch.cat(features)
+            self._finished.setdefault(tuple(seq.tokens), []).append(torch.cat(features))
+
+    def take(self, tokens: Seq[int]) -> Tensor:
+        """[T, F] of a sequence that came to an end; it is forgotten. Several may have ended with the same tokens."""
+        same = self._finished.pop(key := tuple(tokens))
+        if same[1:]:
+            self._finished[key] = same[1:]
+        return same[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +230,7 @@ class Harvester:
         if not result.token_ids:
             raise ModelFileError(f"{self._opened.path} cannot answer: {result.completions[0].finish_reason}")
         tokens = [*result.prompt_ids, *result.token_ids]
-        features_TF = recorder.finished.pop(tuple(tokens))
+        features_TF = recorder.take(tokens)
         width = self._host.hidden_size
         ids, logps = [], []
         for chunk_Td in torch.split(features_TF[turn.prompt_len - 1 :, -width:], HEAD_ROWS):
