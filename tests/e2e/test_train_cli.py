@@ -12,6 +12,7 @@ import torch
 
 from outrider import LLM, SamplingParams, Speculation
 from outrider.cli.main import main
+from outrider.drafters.head_files import MEDUSA, SAFETENSORS
 from outrider.errors import ConfigError
 from outrider.train import trainer as trainer_module
 from outrider.train.recipes import RECIPES
@@ -81,10 +82,11 @@ def test_card_log_and_plot_say_what_was_done(world: dict[str, Path], trained: tu
 
 def test_a_finished_run_is_not_trained_again(world: dict[str, Path], trained: tuple[str, Path]) -> None:
     kind, out = trained
-    before = (out / "log.jsonl").read_text(), (out / "head" / "model.safetensors").read_bytes()
+    weights = out / "head" / (MEDUSA if kind == "medusa" else SAFETENSORS)
+    before = (out / "log.jsonl").read_text(), weights.read_bytes()
     shards = [shard.path.stat().st_mtime_ns for shard in read_shards(world["root"] / "data")]
     assert main(command(world, kind, out, "--quiet")) == 0
-    assert ((out / "log.jsonl").read_text(), (out / "head" / "model.safetensors").read_bytes()) == before
+    assert ((out / "log.jsonl").read_text(), weights.read_bytes()) == before
     assert [shard.path.stat().st_mtime_ns for shard in read_shards(world["root"] / "data")] == shards
 
 
@@ -166,7 +168,7 @@ def test_a_dry_run_says_what_it_takes_and_writes_nothing(
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        (["--draft-vocab", "9999"], "a draft vocabulary of 9999 of 257 tokens is not allowed"),
+        (["--draft-vocab", "9999"], "draft_vocab = 9999 is not allowed: the target has 257 tokens"),
         (["--layers", "1,77"], "layers = (1, 77) is not allowed"),
         (["--layers", "one"], "--layers 'one' is not allowed"),
         (["--epochs", "0"], "epochs = 0 is not allowed"),
@@ -176,12 +178,15 @@ def test_a_dry_run_says_what_it_takes_and_writes_nothing(
         (["--block-size", "1"], "block_size = 1 is not allowed"),
         (["--markov-head", "gated"], "markov_head_type = 'gated' is not allowed"),
         (["--temperatures", "0,hot"], "--temperatures '0,hot' is not allowed"),
+        (["--k", "0"], "k = 0 is not allowed"),
+        (["--k", "65"], "K = 65 is not allowed"),
+        (["--conversations", "49"], "conversations = 49 is not allowed: give an integer >= 50, for one in 50 is"),
     ],
 )
 def test_bad_options_are_one_line(
     world: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], changes: list[str], said: str
 ) -> None:
-    ask = [part for part in command(world, "dspark", tmp_path / "out") if True]
+    ask = command(world, "dspark", tmp_path / "out")
     assert main([*ask, *changes, "--quiet"] if changes[0] not in ask else [*_replaced(ask, changes), "--quiet"]) == 2
     err = capsys.readouterr().err
     assert said in err
@@ -202,6 +207,7 @@ def test_a_target_that_cannot_answer_is_one_line(tmp_path: Path, capsys: pytest.
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text('{"prompt": "x"}\n', encoding="utf-8")
     ask = ["train", "medusa", "--model", str(broken_model(tmp_path / "broken")), "--prompts", str(prompts)]
+    ask += ["--conversations", "50"]
     assert main([*ask, "--out", str(tmp_path / "out"), *SMALL, "--quiet"]) == 2
     said = capsys.readouterr().err.strip().splitlines()
     assert "cannot answer: error: the target's logits are NaN" in said[-1]
@@ -215,3 +221,13 @@ def test_a_disk_that_fails_is_one_line_and_leaves_nothing_half_written(tmp_path:
     with pytest.raises(ConfigError, match="No space left on device"):
         write_whole(tmp_path / "shard", fail)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_cannot_be_made_is_one_line(
+    world: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    assert main(command(world, "medusa", tmp_path / "file" / "out", "--quiet")) == 2
+    said = capsys.readouterr().err.strip()
+    assert "file/out: not a directory; make room, or give another folder" in said
+    assert len(said.splitlines()) == 1

@@ -15,8 +15,6 @@ from outrider.errors import ConfigError
 
 N = TypeVar("N", int, float)
 
-DEFAULT_K = 5
-
 if TYPE_CHECKING:
     from outrider.models.load import LoadedModel
     from outrider.train.evaluate import Served
@@ -59,6 +57,16 @@ Steps = Annotated[int, typer.Option(metavar="N", help="Draft tokens learned (eag
 DraftFolder = Annotated[
     str | None, typer.Option("--draft-model", metavar="FOLDER", help="The model to train on (draft_model).")
 ]
+DraftLength = Annotated[
+    int,
+    typer.Option(
+        "--k",
+        "-k",
+        metavar="K",
+        parser=common.one_length,
+        help="Draft tokens a round when the head is tried, and what its card recommends.",
+    ),
+]
 Layout = Annotated[str | None, typer.Option(metavar="NAME", help="The layout of the finished head's files.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done and what it takes, and do nothing.")]
 
@@ -86,7 +94,7 @@ def train(
     anchors: Anchors = 32,
     steps: Steps = 5,
     draft_model: DraftFolder = None,
-    k: common.DraftLength = None,
+    k: DraftLength = 5,
     seed: Annotated[int, typer.Option(metavar="N", help="Of everything that is drawn.")] = 0,
     layout: Layout = None,
     threads: common.Threads = None,
@@ -132,13 +140,14 @@ def train(
         follow_ups=follow_ups,
         seed=seed,
     )
-    settings = RunSettings(kind, harvest, head, training, DEFAULT_K if k is None else k)
+    settings = RunSettings(kind, harvest, head, training, k)
     run = TrainRun(opened, chosen, settings, out, data or out / "harvest")
     if not quiet:
         print_plan(run.plan())
     if dry_run:
         return
-    folder = _run(run, batch, layout, quiet)
+    with _disk(out):
+        folder = _run(run, batch, layout, quiet)
     if json:
         common.print_json({"head": str(folder), "card": dict(JsonObject.read(folder / CARD).values)})
 
@@ -185,6 +194,18 @@ def _run(run: TrainRun, batch: int, layout: str | None, quiet: bool) -> Path:
     if not quiet:
         _say(f"the head lies in {folder}; use it with --drafter {run.settings.kind} --draft-model {folder}")
     return folder
+
+
+@contextmanager
+def _disk(folder: Path) -> Iterator[None]:
+    """A disk that fails is one line."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise ConfigError(f"{error.filename or folder}: {reason}; make room, or give another folder") from None
 
 
 @contextmanager

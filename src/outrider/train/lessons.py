@@ -115,8 +115,6 @@ def frequent_tokens(shards: Seq[Shard], size: int, vocab_size: int, *, rows: int
 
     `rows` is the vocabulary of the target's embedding, its padding included.
     """
-    if not 0 <= size <= vocab_size:
-        raise ConfigError(f"a draft vocabulary of {size} of {vocab_size} tokens is not allowed: give 0 (all) or fewer")
     if size in (0, vocab_size):
         return ReducedVocab(torch.arange(vocab_size), rows)
     counts_V = torch.zeros(vocab_size, dtype=torch.int64)

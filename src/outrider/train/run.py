@@ -21,8 +21,10 @@ from pathlib import Path
 
 import torch
 
+from outrider.control.fixed import check_k
 from outrider.core.json_file import JsonObject
 from outrider.core.types import Decision
+from outrider.drafters.options import require_int
 from outrider.drafters.reduced_vocab import ReducedVocab
 from outrider.engine.opening import identity_of
 from outrider.engine.prompt_file import Conversation
@@ -31,13 +33,15 @@ from outrider.models.decoder import Decoder
 from outrider.models.load import LoadedModel
 from outrider.train.harvest import Harvester, HarvestSettings
 from outrider.train.heads import HeadSettings, TargetParts, TrainedHead
-from outrider.train.lessons import Lessons, frequent_tokens
+from outrider.train.lessons import HELD_OUT_EVERY, Lessons, frequent_tokens
 from outrider.train.recipes import RECIPES
 from outrider.train.shards import Shard, read_shards, write_manifest
 from outrider.train.trainer import CHECKPOINT, Trainer, TrainSettings, read_checkpoint
 
 RUN = "run.json"
 HEAD = "head"
+PROMPT_TOKENS = 100
+"""Of a sequence, where the disk that a harvest takes is foretold; answers are taken to be as long as they may."""
 MASK_NAMES = ("reserved", "unused", "empty_output", "extra_id", "file_sep", "fim_pad")
 """Parts of the names of special tokens that no text holds, in the order in which they are preferred."""
 
@@ -52,22 +56,32 @@ class RunSettings:
     train: TrainSettings
     k: int = 5
 
+    def __post_init__(self) -> None:
+        check_k(self.k)
+        require_int("train", "k", self.k, 1)
+        why = f", for one in {HELD_OUT_EVERY} is held out to try the head on (prompts are taken again and again)"
+        require_int("train", "conversations", self.harvest.conversations, HELD_OUT_EVERY, why)
+
 
 class TrainRun:
     """A run in `folder`; its stages are `harvest`, `train` and `finish`, in this order.
 
-    Raises ConfigError for a folder that was begun with other settings, a target that cannot be trained on, and a disk
-    that is too small.
+    Raises ConfigError for a folder that was begun with other settings, a target that cannot be trained on, a draft
+    vocabulary that is larger than the target's, and a disk that is too small.
     """
 
     def __init__(
         self, opened: LoadedModel, prompts: Seq[Conversation], settings: RunSettings, folder: Path, data: Path
     ) -> None:
         self.opened, self.target = opened, native(opened)
+        if settings.head.draft_vocab > self.target.vocab_size:
+            raise ConfigError(
+                f"train: draft_vocab = {settings.head.draft_vocab} is not allowed: the target has "
+                f"{self.target.vocab_size} tokens; give 0 (all) or fewer"
+            )
         self.settings, self.folder, self.data = settings, folder, data
         self.identity = identity_of(opened)
         self._prompts = prompts
-        self._parts: TargetParts | None = None
 
     def begin(self) -> None:
         """Writes down what is asked for; a folder that was begun must have been asked for the same."""
@@ -79,18 +93,20 @@ class TrainRun:
         harvest, shards = self.settings.harvest, read_shards(self.data)
         done = sum(len(shard) for shard in shards)
         per_token = harvest.bytes_per_token(self.target.hidden_size)
-        most = harvest.conversations * (harvest.max_tokens + 100) * per_token
+        sequences = harvest.conversations * (1 + harvest.follow_ups)
+        about = sequences * (harvest.max_tokens + PROMPT_TOKENS) * per_token
         free = shutil.disk_usage(_existing(self.data)).free
         held = sum(shard.path.stat().st_size for shard in shards)
-        if most - held > free:
+        if about - held > free:
             raise ConfigError(
-                f"the harvest may take {most / 1e9:.1f} GB and {self.data} has {free / 1e9:.1f} GB free: ask for fewer "
-                f"conversations than {harvest.conversations}, shorter answers, or give another folder"
+                f"the harvest may take {about / 1e9:.1f} GB and {self.data} has {free / 1e9:.1f} GB free: ask for "
+                f"fewer conversations than {harvest.conversations}, shorter answers, or give another folder"
             )
         layers = ", ".join(str(layer) for layer in harvest.layers)
-        weights = 4 * (self.target.embedding_rows + self.settings.head.draft_vocab) * self.target.hidden_size
+        rows = self.target.embedding_rows + (self.settings.head.draft_vocab or self.target.vocab_size)
+        weights = 4 * rows * self.target.hidden_size
         return [
-            Decision("harvest", f"at most {most / 1e9:.2f} GB", f"{per_token} bytes a token; layers {layers}"),
+            Decision("harvest", f"about {about / 1e9:.2f} GB", f"{per_token} bytes a token; layers {layers}"),
             Decision("harvested", f"{done} sequences", f"{held / 1e9:.2f} GB in {self.data}"),
             Decision(
                 "memory", f"{weights / 1e6 + 200:.0f} MB", "beside the target: its embedding as numbers, the head"
@@ -113,6 +129,11 @@ class TrainRun:
             batch_tokens=train.batch_tokens,
             seed=train.seed,
         )
+        if not lessons.held_out:
+            raise ConfigError(
+                f"{self.data} has no conversation to try the head on (one in {HELD_OUT_EVERY} is held out; their "
+                "prompts may be too long): harvest more conversations, in another folder"
+            )
         return Trainer(head, lessons, train, self.folder)
 
     def _shards(self) -> list[Shard]:
