@@ -231,3 +231,23 @@ def test_a_folder_that_cannot_be_made_is_one_line(
     said = capsys.readouterr().err.strip()
     assert "file/out: not a directory; make room, or give another folder" in said
     assert len(said.splitlines()) == 1
+
+
+def test_a_run_may_start_from_a_finished_head(
+    world: dict[str, Path], trained: tuple[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It keeps the head's draft vocabulary, begins with its weights, and refuses one of other sizes."""
+    kind, out = trained
+    ask = command(world, kind, tmp_path / "more", "--from", str(out / "head"), "--quiet")
+    if kind == "draft_model":
+        assert main(ask) == 2
+        assert "cannot start from a head" in capsys.readouterr().err
+        return
+    assert main([*_replaced(ask, ["--epochs", "1"]), "--lr", "1e-9"]) == 0
+    whole, more = read_checkpoint(out), read_checkpoint(tmp_path / "more")
+    assert torch.equal(whole["draft_ids"], more["draft_ids"])
+    assert all(torch.allclose(whole["net"][name], more["net"][name], rtol=0.01, atol=0.01) for name in whole["net"])
+    if kind in ("dspark", "dflash"):
+        other = command(world, kind, tmp_path / "other", "--from", str(out / "head"), "--depth", "3", "--quiet")
+        assert main(other) == 2
+        assert "is of other sizes than the one asked for" in capsys.readouterr().err

@@ -67,6 +67,10 @@ DraftLength = Annotated[
         help="Draft tokens a round when the head is tried, and what its card recommends.",
     ),
 ]
+Start = Annotated[
+    str | None,
+    typer.Option("--from", metavar="FOLDER", help="A head of these sizes to train on. [default: a new one]"),
+]
 Layout = Annotated[str | None, typer.Option(metavar="NAME", help="The layout of the finished head's files.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done and what it takes, and do nothing.")]
 
@@ -94,6 +98,7 @@ def train(
     anchors: Anchors = 32,
     steps: Steps = 5,
     draft_model: DraftFolder = None,
+    start: Start = None,
     k: DraftLength = 5,
     seed: Annotated[int, typer.Option(metavar="N", help="Of everything that is drawn.")] = 0,
     layout: Layout = None,
@@ -129,6 +134,7 @@ def train(
         anchors=anchors,
         steps=steps,
         draft_model=draft_model or "",
+        start=start or "",
     )
     training = TrainSettings(epochs=epochs, lr=lr, batch_tokens=batch_tokens, seed=seed)
     opened = _open(model, threads, offline, quiet)

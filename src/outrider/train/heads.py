@@ -43,6 +43,7 @@ class HeadSettings:
     anchors       blocks learned of each sequence at a time (dflash, dspark)
     steps         draft tokens learned behind each position (eagle3, mtp); heads (medusa)
     draft_model   the folder of a model to train on (draft_model)
+    start         the folder of a head of the same sizes to train on, with its draft vocabulary; "": a new one
     """
 
     draft_vocab: int = 16384
@@ -54,6 +55,7 @@ class HeadSettings:
     anchors: int = 32
     steps: int = 5
     draft_model: str = ""
+    start: str = ""
 
     def __post_init__(self) -> None:
         lows = {"draft_vocab": 0, "depth": 1, "block_size": 2, "markov_rank": 1, "anchors": 1, "steps": 1}

@@ -18,15 +18,16 @@ import torch
 from torch import Tensor, nn
 
 from outrider.core.registry import unknown
-from outrider.drafters.block_files import write_block
+from outrider.drafters.block_files import read_block, write_block
 from outrider.drafters.block_net import BlockConfig, BlockNet
 from outrider.drafters.block_training import block_loss
-from outrider.drafters.eagle3_files import write_eagle3
+from outrider.drafters.eagle3_files import read_eagle3, write_eagle3
 from outrider.drafters.eagle3_net import Eagle3Config, Eagle3Net, training_time_test
+from outrider.drafters.head_fit import require_fit
 from outrider.drafters.head_training import Lesson, Losses
-from outrider.drafters.medusa_files import write_medusa
+from outrider.drafters.medusa_files import read_medusa, write_medusa
 from outrider.drafters.medusa_net import MedusaConfig, MedusaNet, medusa_losses
-from outrider.drafters.mtp_files import write_mtp
+from outrider.drafters.mtp_files import read_mtp, write_mtp
 from outrider.drafters.mtp_net import MtpConfig, MtpNet, mtp_losses
 from outrider.drafters.reduced_vocab import ReducedVocab
 from outrider.errors import ConfigError
@@ -226,6 +227,29 @@ RECIPES: Mapping[str, Callable[[TargetParts, ReducedVocab, HeadSettings], Traine
         "draft_model": DraftInTraining,
     }
 )
+
+
+READERS: Mapping[str, Callable[[str], Eagle3Net | MtpNet | MedusaNet | BlockNet]] = MappingProxyType(
+    {"eagle3": read_eagle3, "mtp": read_mtp, "medusa": read_medusa, "dflash": read_block, "dspark": read_block}
+)
+
+
+def start_from(kind: str, folder: str, parts: TargetParts, settings: HeadSettings) -> TrainedHead:
+    """A head that begins as the one in `folder`, whose draft vocabulary it keeps. Raises ConfigError where it is of
+    other sizes, PairingError where it is another target's."""
+    if kind not in READERS:
+        raise ConfigError(f"train: {kind} cannot start from a head: name the model to train on with --draft-model")
+    given = READERS[kind](folder).float()
+    require_fit(
+        f"the head {folder}", given.config.trained_for(by_name=True), parts.target, parts.target, parts.identity
+    )
+    head = RECIPES[kind](parts, given.vocab, settings)
+    try:
+        head.net.load_state_dict(given.state_dict())
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())[:200]
+        raise ConfigError(f"train: the head {folder} is of other sizes than the one asked for ({reason})") from None
+    return head
 
 
 def require_kind(kind: str) -> None:

@@ -34,7 +34,7 @@ from outrider.models.load import LoadedModel
 from outrider.train.harvest import Harvester, HarvestSettings
 from outrider.train.heads import HeadSettings, TargetParts, TrainedHead
 from outrider.train.lessons import HELD_OUT_EVERY, Lessons, frequent_tokens
-from outrider.train.recipes import RECIPES
+from outrider.train.recipes import RECIPES, start_from
 from outrider.train.shards import Shard, read_shards, write_manifest
 from outrider.train.trainer import CHECKPOINT, Trainer, TrainSettings, read_checkpoint
 
@@ -147,10 +147,12 @@ class TrainRun:
         settings = self.settings.head
         torch.manual_seed(self.settings.train.seed)
         parts = TargetParts(self.opened, self.target, self.identity, self._mask_token())
-        if (self.folder / CHECKPOINT).exists():
-            vocab = ReducedVocab(read_checkpoint(self.folder)["draft_ids"], self.target.embedding_rows)
+        rows, begun = self.target.embedding_rows, (self.folder / CHECKPOINT).exists()
+        if settings.start and not begun:
+            return start_from(self.settings.kind, settings.start, parts, settings)
+        if begun:
+            vocab = ReducedVocab(read_checkpoint(self.folder)["draft_ids"], rows)
         else:
-            rows = self.target.embedding_rows
             vocab = frequent_tokens(shards, settings.draft_vocab, self.target.vocab_size, rows=rows)
         return RECIPES[self.settings.kind](parts, vocab, settings)
 
