@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import shutil
+from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +14,15 @@ import torch
 
 from outrider import LLM, SamplingParams, Speculation
 from outrider.cli.main import main
+from outrider.cli.train import train as train_command
 from outrider.drafters.head_files import MEDUSA, SAFETENSORS
 from outrider.errors import ConfigError
 from outrider.train import trainer as trainer_module
+from outrider.train.harvest import HarvestSettings
+from outrider.train.heads import HeadSettings
 from outrider.train.recipes import RECIPES
 from outrider.train.shards import read_shards, write_whole
-from outrider.train.trainer import Trainer, read_checkpoint
+from outrider.train.trainer import Trainer, TrainSettings, read_checkpoint
 from tests.tiny_folder import broken_model, write_tiny_model
 
 KINDS = tuple(RECIPES)
@@ -174,6 +179,7 @@ def test_a_dry_run_says_what_it_takes_and_writes_nothing(
         (["--epochs", "0"], "epochs = 0 is not allowed"),
         (["--lr", "0"], "lr = 0.0 is not allowed"),
         (["--follow-ups", "2"], "follow_ups = 2.0 is not allowed"),
+        (["--readings", "-1"], "readings = -1.0 is not allowed"),
         (["--conversations", "-3"], "conversations = -3 is not allowed"),
         (["--block-size", "1"], "block_size = 1 is not allowed"),
         (["--markov-head", "gated"], "markov_head_type = 'gated' is not allowed"),
@@ -251,3 +257,31 @@ def test_a_run_may_start_from_a_finished_head(
         other = command(world, kind, tmp_path / "other", "--from", str(out / "head"), "--depth", "3", "--quiet")
         assert main(other) == 2
         assert "is of other sizes than the one asked for" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("kind", "more", "said"),
+    [
+        (
+            "dflash",
+            ["--layout", "deepspec"],
+            "layout 'deepspec' is not allowed for dflash: choose one of zlab",
+        ),
+        ("medusa", ["--layout", "zlab"], "it has one layout, so give none"),
+        ("eagle3", ["--draft-model", "x"], "--draft-model names the model that draft_model trains"),
+    ],
+)
+def test_what_would_fail_at_the_end_is_refused_before_anything_is_made(
+    world: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str, more: list[str], said: str
+) -> None:
+    assert main(command(world, kind, tmp_path / "out", *more, "--quiet")) == 2
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_command_and_the_settings_have_the_same_defaults() -> None:
+    told = inspect.signature(train_command).parameters
+    for settings in (HarvestSettings, HeadSettings, TrainSettings):
+        for own in fields(settings):
+            if own.name in told and own.default not in (MISSING, "", ()) and own.name != "temperatures":
+                assert told[own.name].default == own.default, own.name

@@ -21,7 +21,7 @@ from tests.tiny_folder import EOS, write_tiny_model
 
 LAYERS = (0, 2, 3)
 SETTINGS = HarvestSettings(
-    conversations=54, layers=LAYERS, max_tokens=12, temperatures=(0.0, 1.0), follow_ups=1.0, likeliest=5
+    conversations=54, layers=LAYERS, max_tokens=12, temperatures=(0.0, 1.0), follow_ups=1.0, readings=0.3, likeliest=5
 )
 
 
@@ -143,3 +143,11 @@ def test_other_settings_for_a_harvest_that_was_begun_are_refused(opened: LoadedM
     other = replace(SETTINGS, max_tokens=13)
     with pytest.raises(ConfigError, match="was begun with max_tokens = 12 and is asked to go on with 13"):
         Harvester(opened, identity_of(opened), prompts, other, shards[0].path.parent)
+
+
+def test_some_conversations_ask_about_a_text_of_several_prompts(opened: LoadedModel, shards: list[Shard]) -> None:
+    asked = [opened.tokenizer.decode(shards[0].prompt(i)) for i in range(len(shards[0])) if shards[0].turns[i] == 0]
+    read = [text for text in asked if text.count("say ") > 1]
+    assert 0.1 * len(asked) < len(read) < 0.6 * len(asked)
+    assert any("Summarize the following text." in text for text in read)
+    assert all(text.count("say ") == 1 for text in asked if text not in read)

@@ -39,6 +39,10 @@ Conversations = Annotated[
 AnswerLength = Annotated[int, typer.Option("--max-tokens", "-n", metavar="N", help="Longest answer, in tokens.")]
 Temperatures = Annotated[str, typer.Option(metavar="T[,T...]", help="Of the answers, taken in turn.")]
 FollowUps = Annotated[float, typer.Option(metavar="SHARE", help="Of the conversations, those with a second turn.")]
+Readings = Annotated[
+    float,
+    typer.Option(metavar="SHARE", help="Of the conversations, those that ask about a longer text."),
+]
 Batch = Annotated[int, typer.Option(metavar="N", help="Conversations that are answered at a time.")]
 Epochs = Annotated[int, typer.Option(metavar="N", help="Times that the harvest is gone through.")]
 Rate = Annotated[float, typer.Option("--lr", metavar="RATE", help="The highest learning rate.")]
@@ -85,18 +89,19 @@ def train(
     max_tokens: AnswerLength = 192,
     temperatures: Temperatures = "0,0,1",
     follow_ups: FollowUps = 0.25,
+    readings: Readings = 0.25,
     batch: Batch = 32,
     epochs: Epochs = 3,
-    lr: Rate = 6e-4,
-    batch_tokens: BatchTokens = 4096,
-    draft_vocab: DraftVocab = 16384,
+    lr: Rate = 8e-4,
+    batch_tokens: BatchTokens = 1024,
+    draft_vocab: DraftVocab = 8192,
     layers: Layers = None,
     depth: Depth = 2,
-    block_size: BlockSize = 7,
+    block_size: BlockSize = 5,
     markov_rank: Rank = 32,
     markov_head: Markov = "vanilla",
     anchors: Anchors = 32,
-    steps: Steps = 5,
+    steps: Steps = 4,
     draft_model: DraftFolder = None,
     start: Start = None,
     k: DraftLength = 5,
@@ -122,7 +127,7 @@ def train(
     from outrider.train.run import RunSettings, TrainRun, native
     from outrider.train.trainer import TrainSettings
 
-    require_kind(kind)
+    require_kind(kind, layout)
     chosen = read_prompts(prompts)
     head = HeadSettings(
         draft_vocab=draft_vocab,
@@ -144,6 +149,7 @@ def train(
         max_tokens=max_tokens,
         temperatures=_parsed("temperatures", temperatures, float),
         follow_ups=follow_ups,
+        readings=readings,
         seed=seed,
     )
     settings = RunSettings(kind, harvest, head, training, k)

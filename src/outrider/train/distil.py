@@ -22,7 +22,6 @@ from outrider.core.types import TargetIdentity
 from outrider.drafters.head_loss import hear
 from outrider.drafters.head_training import Aims, Lesson, Losses, mean
 from outrider.drafters.reduced_vocab import ReducedVocab
-from outrider.errors import ConfigError
 from outrider.models.decoder import Decoder
 from outrider.models.hf import TransformersModel
 from outrider.models.load import load_model
@@ -37,8 +36,6 @@ class DraftInTraining(TrainedHead):
     """A causal LM of a Hugging Face folder, whose tokenizer must be the target's."""
 
     def __init__(self, parts: TargetParts, vocab: ReducedVocab, settings: HeadSettings) -> None:
-        if not settings.draft_model:
-            raise ConfigError("train: a draft model is trained from a folder of one: name it with --draft-model")
         self._folder, self.wants = Path(settings.draft_model), ()
         loaded = TransformersModel.from_folder(self._folder)
         tokenizer = Tokenizer.from_folder(self._folder, vocab_size=loaded.vocab_size)
@@ -69,8 +66,6 @@ class DraftInTraining(TrainedHead):
 
     def write(self, folder: Path, layout: str | None = None) -> None:
         """As a folder like the one that it came from."""
-        if layout is not None:
-            raise ConfigError(f"layout {layout!r} is not allowed: a draft model has one layout, so give none")
         self._net.save_pretrained(folder, safe_serialization=True)
         for name in TOKENIZER_FILES:
             if (self._folder / name).exists():

@@ -43,6 +43,17 @@ FOLLOW_UPS = (
     "Quote the most important part of your answer, and say why it matters.",
 )
 """What the user may say next: training prompts rarely ask for text that stands in their context, and users do."""
+READINGS = (
+    "Summarize the following text.\n\n{text}",
+    "Answer the question with the help of the text.\n\nText:\n{text}\n\nQuestion: {question}",
+    "Translate the following text into German.\n\n{text}",
+    "Correct the mistakes in this text and change nothing else.\n\n{text}",
+    "List all names and numbers in this text.\n\n{text}",
+    "Rewrite this text so that it is easier to read.\n\n{text}",
+)
+"""What is asked of a text that is put together from prompts, the last of which is the question."""
+READING_PROMPTS = (2, 6)
+"""Fewest and most prompts that make such a text."""
 
 OnAnswer = Callable[[int], None]
 """Told of every conversation that ended: the tokens of its answers."""
@@ -57,22 +68,25 @@ class HarvestSettings:
     longest_prompt  prompts of more tokens are left out
     temperatures    taken in turn
     follow_ups      share of the conversations that have a second turn
+    readings        share of them that begin with a task on a longer text, put together from several prompts
     likeliest       tokens kept of each distribution
     """
 
     conversations: int
     layers: tuple[int, ...]
-    max_tokens: int = 256
+    max_tokens: int = 192
     longest_prompt: int = 512
     temperatures: tuple[float, ...] = (0.0, 0.0, 1.0)
     follow_ups: float = 0.25
+    readings: float = 0.25
     likeliest: int = 64
     seed: int = 0
 
     def __post_init__(self) -> None:
         for name, low in (("conversations", 1), ("max_tokens", 1), ("longest_prompt", 1), ("likeliest", 1)):
             require_int("train", name, getattr(self, name), low)
-        require_number("train", "follow_ups", self.follow_ups, 0, 1)
+        for name in ("follow_ups", "readings"):
+            require_number("train", name, getattr(self, name), 0, 1)
         for temperature in self.temperatures:
             require_number("train", "temperatures", temperature, 0, 100)
 
@@ -197,12 +211,20 @@ class Harvester:
 
     def _first_turns(self, llm: LLM, on_answer: OnAnswer) -> Iterator[_Turn]:
         for conversation in self.left:
-            text = self._prompts[conversation % len(self._prompts)].turns[0]
-            turn = _turn(llm, conversation, [{"role": "user", "content": text}], [])
+            turn = _turn(llm, conversation, [{"role": "user", "content": self._asked(conversation)}], [])
             if len(turn.prompt_ids) <= self._settings.longest_prompt:
                 yield turn
             else:
                 on_answer(0)
+
+    def _asked(self, conversation: int) -> str:
+        """What the user says first: the conversation's prompt, or a task on a text of which it is the end."""
+        own = self._prompts[conversation % len(self._prompts)].turns[0]
+        chance = random.Random(f"{self._settings.seed} reading {conversation}")
+        if chance.random() >= self._settings.readings:
+            return own
+        others = [chance.choice(self._prompts).turns[0] for _ in range(chance.randint(*READING_PROMPTS) - 1)]
+        return chance.choice(READINGS).format(text="\n\n".join([*others, own]), question=own)
 
     def _follow_up(self, llm: LLM, turn: _Turn, result: Result) -> _Turn | None:
         """The conversation's second turn, for some of those that ended by themselves."""

@@ -46,14 +46,14 @@ class HeadSettings:
     start         the folder of a head of the same sizes to train on, with its draft vocabulary; "": a new one
     """
 
-    draft_vocab: int = 16384
+    draft_vocab: int = 8192
     layers: tuple[int, ...] = ()
     depth: int = 2
-    block_size: int = 7
+    block_size: int = 5
     markov_rank: int = 32
     markov_head_type: str = "vanilla"
     anchors: int = 32
-    steps: int = 5
+    steps: int = 4
     draft_model: str = ""
     start: str = ""
 

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from outrider.core.registry import unknown
+from outrider.drafters import eagle3_files, mtp_files
 from outrider.drafters.block_files import read_block, write_block
 from outrider.drafters.block_net import BlockConfig, BlockNet
 from outrider.drafters.block_training import block_loss
@@ -157,8 +158,6 @@ class MedusaInTraining(TrainedHead):
         return medusa_losses(self._net, lesson, last_norm=self._last_norm, head_Sd=self._head_Sd)
 
     def write(self, folder: Path, layout: str | None = None) -> None:
-        if layout is not None:
-            raise ConfigError(f"layout {layout!r} is not allowed: Medusa heads have one layout, so give none")
         write_medusa(copy.deepcopy(self._net).bfloat16(), folder)
 
 
@@ -252,7 +251,22 @@ def start_from(kind: str, folder: str, parts: TargetParts, settings: HeadSetting
     return head
 
 
-def require_kind(kind: str) -> None:
-    """Raises ConfigError for a head that cannot be trained."""
+LAYOUTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "eagle3": eagle3_files.LAYOUTS,
+        "mtp": mtp_files.LAYOUTS,
+        "dflash": ("zlab", "speculators"),
+        "dspark": ("deepspec", "speculators"),
+    }
+)
+"""Those in which a kind can be written; the others have one layout."""
+
+
+def require_kind(kind: str, layout: str | None) -> None:
+    """Raises ConfigError for a head that cannot be trained, or cannot be written in this layout."""
     if kind not in RECIPES:
         raise unknown("head", kind, RECIPES)
+    allowed = LAYOUTS.get(kind, ())
+    if layout is not None and layout not in allowed:
+        choice = f"choose one of {', '.join(allowed)}" if allowed else "it has one layout, so give none"
+        raise ConfigError(f"layout {layout!r} is not allowed for {kind}: {choice}")

@@ -59,6 +59,8 @@ class RunSettings:
     def __post_init__(self) -> None:
         check_k(self.k)
         require_int("train", "k", self.k, 1)
+        if (self.kind == "draft_model") != bool(self.head.draft_model):
+            raise ConfigError("train: --draft-model names the model that draft_model trains: give both, or neither")
         why = f", for one in {HELD_OUT_EVERY} is held out to try the head on (prompts are taken again and again)"
         require_int("train", "conversations", self.harvest.conversations, HELD_OUT_EVERY, why)
 

@@ -43,11 +43,11 @@ class TrainSettings:
     """
 
     epochs: int = 3
-    lr: float = 6e-4
+    lr: float = 8e-4
     warm_up: float = 0.04
     weight_decay: float = 0.01
     clip: float = 1.0
-    batch_tokens: int = 4096
+    batch_tokens: int = 1024
     longest: int = 640
     seed: int = 0
 
