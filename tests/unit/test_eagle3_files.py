@@ -40,7 +40,7 @@ FLAT: dict[str, Any] = {
 SPECULATORS: dict[str, Any] = {
     "architectures": ["Eagle3DraftModel"],
     "speculators_model_type": "eagle3",
-    "speculators_version": "0.5.0",
+    "speculators_version": "0.9.0",
     "speculators_config": {
         "algorithm": "eagle3",
         "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": 3}],

@@ -16,13 +16,19 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-import torch
-
 from outrider.core.json_file import JsonObject
 from outrider.drafters.block_net import MARKOV_HEADS, BlockConfig, BlockNet
-from outrider.drafters.head_files import SAFETENSORS, HeadFiles, check_tensors, read_head, write_head
+from outrider.drafters.head_files import (
+    SAFETENSORS,
+    HeadFiles,
+    load_net,
+    read_head,
+    speculators_json,
+    stated_target,
+    target_json,
+    write_head,
+)
 from outrider.drafters.head_layer import LayerShape
-from outrider.drafters.reduced_vocab import ReducedVocab
 from outrider.errors import ConfigError, ModelFileError
 
 LAYOUTS = ("speculators", "deepspec", "zlab")
@@ -41,22 +47,7 @@ def read_block(path: str | Path) -> BlockNet:
     """
     files = read_head(path)
     config = read_block_config(files)
-    reduced = config.draft_vocab_size < config.vocab_size
-    with torch.device("meta"):
-        placeholder = ReducedVocab(torch.empty(config.draft_vocab_size, dtype=torch.int64), config.vocab_size)
-        shapes = {name: tuple(t.shape) for name, t in BlockNet(config, placeholder).state_dict().items()}
-    d2t, t2d = {"d2t": (config.draft_vocab_size,)}, {"t2d": (config.vocab_size,)}
-    required, optional = (shapes | d2t, t2d) if reduced else (shapes, d2t | t2d)
-    tensors = check_tensors(files, WHAT, required, optional, IGNORED)
-    vocab = ReducedVocab.whole(config.vocab_size)
-    if "d2t" in tensors:
-        vocab = ReducedVocab.from_tensors(str(files.path), tensors["d2t"], tensors.get("t2d"), config.vocab_size)
-    dtype = tensors["fc.weight"].dtype
-    dtype = dtype if dtype in (torch.float32, torch.bfloat16) else torch.float32
-    with torch.device("meta"):
-        net = BlockNet(config, vocab)
-    net.load_state_dict({name: tensors[name].to(dtype) for name in shapes}, assign=True)
-    return net
+    return load_net(files, WHAT, config, BlockNet, str, like="fc.weight", ignored=IGNORED)
 
 
 def write_block(net: BlockNet, folder: str | Path, layout: str) -> None:
@@ -67,9 +58,9 @@ def write_block(net: BlockNet, folder: str | Path, layout: str) -> None:
     if net.config.draft_vocab_size < net.config.vocab_size:
         tensors |= {"d2t": net.vocab.offsets(), "t2d": net.vocab.flags()}
     config = {"speculators": _speculators_json, "deepspec": _deepspec_json, "zlab": _zlab_json}[layout](net.config)
-    ours = {"target": net.config.target_name, "vocabulary_sha256": net.config.vocabulary_sha256}
+    ours = target_json(net.config.target_name, net.config.vocabulary_sha256)
     dtype = str(net.dtype).removeprefix("torch.")
-    write_head(folder, config | {"outrider": ours, "torch_dtype": dtype}, tensors, file=SAFETENSORS)
+    write_head(folder, config | ours | {"torch_dtype": dtype}, tensors, file=SAFETENSORS)
 
 
 def read_block_config(files: HeadFiles) -> BlockConfig:
@@ -108,7 +99,7 @@ def read_block_config(files: HeadFiles) -> BlockConfig:
         confidence_with_markov=said.boolean("confidence_head_with_markov", said.whole("markov_rank", 0) > 0),
         own_embedding="embed_tokens.weight" in names,
         own_head="lm_head.weight" in names,
-        **_trained_for(top),
+        **stated_target(top, top.child("speculators_config").child("verifier").values.get("name_or_path")),
     )
     _check(config, inner, said)
     return config
@@ -121,16 +112,6 @@ def _layer_ids(said: JsonObject, *, inputs: bool) -> tuple[int, ...]:
     if not isinstance(ids, list) or not ids or not all(type(i) is int for i in ids):
         raise ModelFileError(f"{said.path}: {name!r} is {str(ids)[:60]}, expected a list of layer numbers")
     return tuple(i + OUTPUT_OF_INPUT if inputs else i for i in ids)
-
-
-def _trained_for(top: JsonObject) -> dict[str, str | None]:
-    ours, verifier = top.child("outrider"), top.child("speculators_config").child("verifier")
-    name = ours.values.get("target") or verifier.values.get("name_or_path")
-    vocabulary = ours.values.get("vocabulary_sha256")
-    return {
-        "target_name": name if isinstance(name, str) else None,
-        "vocabulary_sha256": vocabulary if isinstance(vocabulary, str) else None,
-    }
 
 
 def _check(config: BlockConfig, inner: JsonObject, said: JsonObject) -> None:
@@ -161,17 +142,9 @@ def _check(config: BlockConfig, inner: JsonObject, said: JsonObject) -> None:
 
 def _speculators_json(config: BlockConfig) -> dict[str, object]:
     kind = "dspark" if config.markov_rank else "dflash"
+    architecture = "DSparkSpeculator" if config.markov_rank else "DFlashSpeculator"
     fields: dict[str, object] = {
-        "architectures": ["DSparkSpeculator" if config.markov_rank else "DFlashSpeculator"],
-        "speculators_model_type": kind,
-        "speculators_version": "0.9.0",
-        "speculators_config": {
-            "algorithm": kind,
-            "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": config.n_drafts}],
-            "default_proposal_method": "greedy",
-            "verifier": {"name_or_path": config.target_name, "architectures": []},
-        },
-        "transformer_layer_config": _layers_json(config),
+        **speculators_json(kind, architecture, config.target_name, config.n_drafts, _layers_json(config)),
         "aux_hidden_state_layer_ids": [layer - OUTPUT_OF_INPUT for layer in config.layer_ids],
         "mask_token_id": config.mask_token_id,
         "sample_from_anchor": config.sample_from_anchor,

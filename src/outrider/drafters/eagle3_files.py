@@ -17,8 +17,16 @@ from typing import Any
 
 from outrider.core.json_file import JsonObject
 from outrider.drafters.eagle3_net import Eagle3Config, Eagle3Net
-from outrider.drafters.head_files import PICKLE, SAFETENSORS, HeadFiles, load_net, read_head, write_head
-from outrider.drafters.recurrent_files import all_tensors, common_fields, common_json, dtype_name, speculators_json
+from outrider.drafters.head_files import (
+    PICKLE,
+    SAFETENSORS,
+    HeadFiles,
+    load_net,
+    read_head,
+    speculators_json,
+    write_head,
+)
+from outrider.drafters.recurrent_files import all_tensors, common_fields, common_json, dtype_name, layer_json
 from outrider.errors import ConfigError, ModelFileError
 
 LAYOUTS = ("safeailab", "specforge", "speculators")
@@ -100,7 +108,7 @@ def _flat_json(config: Eagle3Config, architecture: str) -> dict[str, object]:
 
 
 def _speculators_json(config: Eagle3Config) -> dict[str, object]:
-    fields = speculators_json("eagle3", "Eagle3DraftModel", config, 5)
+    fields = speculators_json("eagle3", "Eagle3DraftModel", config.target_name, 5, layer_json(config))
     fields |= {**common_json(config), **_switches(config)}
     if config.layer_ids is not None:
         fields["eagle_aux_hidden_state_layer_ids"] = list(config.layer_ids)

@@ -107,6 +107,40 @@ def load_net(
     return net
 
 
+def stated_target(config: JsonObject, elsewhere: object) -> dict[str, str | None]:
+    """What a configuration says of its head's target, under the names of `TrainedFor`'s makers: `target_name` (ours, or
+    the one found `elsewhere`) and `vocabulary_sha256`."""
+    ours = config.child("outrider")
+    name, vocabulary = ours.values.get("target") or elsewhere, ours.values.get("vocabulary_sha256")
+    return {
+        "target_name": name if isinstance(name, str) else None,
+        "vocabulary_sha256": vocabulary if isinstance(vocabulary, str) else None,
+    }
+
+
+def target_json(name: str | None, vocabulary_sha256: str | None) -> dict[str, object]:
+    """The same as `stated_target` reads it; other readers pass over it."""
+    return {"outrider": {"target": name, "vocabulary_sha256": vocabulary_sha256}}
+
+
+def speculators_json(
+    algorithm: str, architecture: str, target: str | None, tokens: int, layer: Mapping[str, object]
+) -> dict[str, object]:
+    """What the layout `speculators` states of every head; `layer` is its transformer_layer_config."""
+    return {
+        "architectures": [architecture],
+        "speculators_model_type": algorithm,
+        "speculators_version": "0.9.0",
+        "speculators_config": {
+            "algorithm": algorithm,
+            "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": tokens}],
+            "default_proposal_method": "greedy",
+            "verifier": {"name_or_path": target, "architectures": []},
+        },
+        "transformer_layer_config": dict(layer),
+    }
+
+
 def check_tensors(
     files: HeadFiles,
     what: str,

@@ -17,7 +17,7 @@ from pathlib import Path
 from torch import Tensor
 
 from outrider.core.json_file import JsonObject
-from outrider.drafters.head_files import MEDUSA, HeadFiles, load_net, read_head, write_head
+from outrider.drafters.head_files import MEDUSA, HeadFiles, load_net, read_head, stated_target, target_json, write_head
 from outrider.drafters.medusa_net import MedusaConfig, MedusaNet
 from outrider.errors import ModelFileError
 
@@ -50,7 +50,7 @@ def write_medusa(net: MedusaNet, folder: str | Path) -> None:
         "vocab_size": config.vocab_size,
         "draft_vocab_size": config.draft_vocab_size,
         "torch_dtype": str(first.dtype).removeprefix("torch."),
-        "outrider": {"target": config.target_name, "vocabulary_sha256": config.vocabulary_sha256},
+        **target_json(config.target_name, config.vocabulary_sha256),
     }
     write_head(folder, fields, tensors, file=MEDUSA)
 
@@ -76,8 +76,6 @@ def _read_config(files: HeadFiles) -> MedusaConfig:
     draft_vocab_size = config.whole("draft_vocab_size", vocab_size if rows is None else rows)
     if not 1 <= draft_vocab_size <= vocab_size < 2**31:
         raise ModelFileError(f"{config.path}: draft_vocab_size {draft_vocab_size} of a vocabulary of {vocab_size}")
-    ours = config.child("outrider").values
-    said, vocabulary = ours.get("target") or config.values.get("base_model_name_or_path"), ours.get("vocabulary_sha256")
     return MedusaConfig(
         hidden_size=first.shape[1],
         vocab_size=vocab_size,
@@ -85,8 +83,7 @@ def _read_config(files: HeadFiles) -> MedusaConfig:
         n_heads=n_heads,
         n_layers=n_layers,
         own_heads=lm_head is not None,
-        target_name=said if isinstance(said, str) else None,
-        vocabulary_sha256=vocabulary if isinstance(vocabulary, str) else None,
+        **stated_target(config, config.values.get("base_model_name_or_path")),
     )
 
 

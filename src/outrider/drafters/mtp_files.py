@@ -22,9 +22,9 @@ from pathlib import Path
 from torch import Tensor
 
 from outrider.core.json_file import JsonObject
-from outrider.drafters.head_files import SAFETENSORS, HeadFiles, load_net, read_head, write_head
+from outrider.drafters.head_files import SAFETENSORS, HeadFiles, load_net, read_head, speculators_json, write_head
 from outrider.drafters.mtp_net import MtpConfig, MtpNet
-from outrider.drafters.recurrent_files import all_tensors, common_fields, common_json, dtype_name, speculators_json
+from outrider.drafters.recurrent_files import all_tensors, common_fields, common_json, dtype_name, layer_json
 from outrider.errors import ConfigError, ModelFileError
 
 NAMES = {
@@ -89,7 +89,8 @@ def write_mtp(net: MtpNet, folder: str | Path, layout: str) -> None:
         raise ConfigError(f"layout {layout!r} is not allowed: choose one of {', '.join(LAYOUTS)}")
     tensors = {_renamed(name, NAMES[layout]) or name: tensor for name, tensor in all_tensors(net).items()}
     if layout == "speculators":
-        config = speculators_json("mtp", "MTPDraftModel", net.config, 4) | {"num_nextn_predict_layers": 1}
+        config = speculators_json("mtp", "MTPDraftModel", net.config.target_name, 4, layer_json(net.config))
+        config |= {"num_nextn_predict_layers": 1}
     else:
         config = {**net.config.layer.to_json(), "vocab_size": net.config.vocab_size, "mtp_num_hidden_layers": 1}
     config |= {**common_json(net.config), "torch_dtype": dtype_name(net)}

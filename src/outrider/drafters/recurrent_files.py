@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from outrider.core.json_file import JsonObject
-from outrider.drafters.head_files import HeadFiles
+from outrider.drafters.head_files import HeadFiles, stated_target, target_json
 from outrider.drafters.head_layer import LayerShape
 from outrider.drafters.recurrent_net import RecurrentConfig, RecurrentNet
 from outrider.errors import ModelFileError
@@ -24,13 +24,10 @@ def common_fields(
     """Fields of `RecurrentConfig`. `inner` describes the layer, `verifier` the target; `theirs` is as in `load_net`.
     Raises ModelFileError."""
     config, layer = files.config, LayerShape.read(inner)
-    ours = config.child("outrider")
     vocab_size = inner.whole("vocab_size")
     draft_vocab_size = config.whole("draft_vocab_size", vocab_size)
     if not 1 <= draft_vocab_size <= vocab_size < 2**31:
         raise ModelFileError(f"{config.path}: draft_vocab_size {draft_vocab_size} of a vocabulary of {vocab_size}")
-    said = ours.values.get("target") or verifier.values.get("name_or_path")
-    vocabulary = ours.values.get("vocabulary_sha256")
     return {
         "layer": layer,
         "vocab_size": vocab_size,
@@ -38,8 +35,7 @@ def common_fields(
         "target_hidden_size": config.whole("target_hidden_size", layer.hidden_size),
         "own_embedding": theirs("embed_tokens.weight") in files.tensors,
         "own_head": theirs("lm_head.weight") in files.tensors,
-        "target_name": said if isinstance(said, str) else None,
-        "vocabulary_sha256": vocabulary if isinstance(vocabulary, str) else None,
+        **stated_target(config, verifier.values.get("name_or_path")),
     }
 
 
@@ -58,21 +54,9 @@ def common_json(config: RecurrentConfig) -> dict[str, object]:
     fields: dict[str, object] = {"draft_vocab_size": config.draft_vocab_size}
     if config.target_hidden_size != config.layer.hidden_size:
         fields["target_hidden_size"] = config.target_hidden_size
-    fields["outrider"] = {"target": config.target_name, "vocabulary_sha256": config.vocabulary_sha256}
-    return fields
+    return fields | target_json(config.target_name, config.vocabulary_sha256)
 
 
-def speculators_json(algorithm: str, architecture: str, config: RecurrentConfig, tokens: int) -> dict[str, object]:
-    """What the layout `speculators` states of every head."""
-    return {
-        "architectures": [architecture],
-        "speculators_model_type": algorithm,
-        "speculators_version": "0.5.0",
-        "speculators_config": {
-            "algorithm": algorithm,
-            "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": tokens}],
-            "default_proposal_method": "greedy",
-            "verifier": {"name_or_path": config.target_name, "architectures": []},
-        },
-        "transformer_layer_config": {**config.layer.to_json(), "vocab_size": config.vocab_size},
-    }
+def layer_json(config: RecurrentConfig) -> dict[str, object]:
+    """The layer, as the layout `speculators` states it."""
+    return {**config.layer.to_json(), "vocab_size": config.vocab_size}
