@@ -26,10 +26,11 @@ class Lessons:
         return EPOCHS[number]
 
     def in_batches(self, places: Any) -> list[list[int]]:
-        return [[0]]
+        return [[20], [21]]
 
-    def lesson(self, batch: list[int]) -> int:
-        return batch[0]
+    def lesson(self, batch: list[int]) -> Any:
+        """Of held-out batch 20 one position counts, of 21 three."""
+        return SimpleNamespace(number=batch[0], counted_BT=torch.ones(1, 2 * batch[0] - 39 if batch[0] >= 20 else 1))
 
 
 class Head:
@@ -37,11 +38,12 @@ class Head:
         self.net, self.learned = nn.Linear(1, 1), list[int]()
         self.vocab = SimpleNamespace(ids_S=torch.arange(3))
 
-    def loss(self, lesson: int, generator: torch.Generator, progress: float) -> Losses:
+    def loss(self, lesson: Any, generator: torch.Generator, progress: float) -> Losses:
         if torch.is_grad_enabled():
-            self.learned.append(lesson)
+            self.learned.append(lesson.number)
             assert 0 <= progress < 1
-        return Losses(self.net.weight.sum(), [0.0], [0.0], [0.0])
+        shares = [1.0 * (lesson.number == 20)], [0.0], [0.0]
+        return Losses(self.net.weight.sum(), *shares)
 
 
 def trainer(head: Head, folder: Path) -> Trainer:
@@ -69,3 +71,7 @@ def test_every_batch_of_every_epoch_is_one_step(
     lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
     assert [(line["step"], line["steps"]) for line in lines] == [(step, 9) for step in range(1, 10)]
     assert [bool(line["held_out"]) for line in lines] == [False] * 8 + [True]
+
+
+def test_a_held_out_batch_weighs_as_many_positions_as_it_has(tmp_path: Path) -> None:
+    assert trainer(Head(), tmp_path).evaluate()["loss"] == [0.25]

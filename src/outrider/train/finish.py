@@ -57,7 +57,7 @@ def finish(run: TrainRun, trainer: Trainer, on_served: OnServed, layout: str | N
         "as_served": {"greedy": asdict(greedy), "temperature_1": asdict(sampled)},
         "held_out_prompts": len(prompts),
         "harvest": dict(JsonObject.read(run.data / HARVEST).values),
-        "trained_tokens": trainer.lessons.tokens,
+        "tokens_per_epoch": trainer.lessons.tokens,
         "run": dict(JsonObject.read(run.folder / RUN).values),
     }
     told = CardTest(tuple(tuple(p) for p in test_prompts), TEST_ANSWER, settings.k, test.acceptance_length)

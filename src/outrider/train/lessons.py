@@ -83,6 +83,7 @@ class Lessons:
                     batch = []
                 batch.append(place)
             batches.append(batch)
+        assert all(batches), "a batch of nothing"
         return batches
 
     def lesson(self, batch: Seq[Place]) -> Lesson:

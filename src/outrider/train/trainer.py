@@ -118,14 +118,15 @@ class Trainer:
     def evaluate(self) -> dict[str, list[float]]:
         """On the held-out sequences, teacher-forced: agreement and overlap by draft position."""
         generator = self._generator(-1)
-        batches = self.lessons.in_batches(self.lessons.held_out)
-        found = [self.head.loss(self.lessons.lesson(batch), generator, 1.0) for batch in batches if batch]
-        if not found:
-            return {}
+        found, weights = list[Losses](), list[int]()
+        for batch in self.lessons.in_batches(self.lessons.held_out):
+            lesson = self.lessons.lesson(batch)
+            found.append(self.head.loss(lesson, generator, 1.0))
+            weights.append(int(lesson.counted_BT.sum()))
         return {
-            "loss": _mean([losses.loss_by_position for losses in found]),
-            "agreement": _mean([losses.agreement_by_position for losses in found]),
-            "overlap": _mean([losses.overlap_by_position for losses in found]),
+            "loss": _mean([losses.loss_by_position for losses in found], weights),
+            "agreement": _mean([losses.agreement_by_position for losses in found], weights),
+            "overlap": _mean([losses.overlap_by_position for losses in found], weights),
         }
 
     def _batches(self) -> Iterator[tuple[int, list[Place]]]:
@@ -188,5 +189,7 @@ def read_checkpoint(folder: Path) -> dict[str, Any]:
     return state
 
 
-def _mean(rows: list[list[float]]) -> list[float]:
-    return [sum(column) / len(column) for column in zip(*rows, strict=True)]
+def _mean(rows: list[list[float]], weights: list[int]) -> list[float]:
+    """By column; a batch weighs as many positions as it teaches."""
+    whole = max(1, sum(weights))
+    return [sum(w * x for w, x in zip(weights, column, strict=True)) / whole for column in zip(*rows, strict=True)]
