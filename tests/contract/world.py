@@ -37,6 +37,10 @@ class WatchedModel(TableModel):
         return self.vocab_size
 
     @property
+    def tappable(self) -> int:
+        return self.n_layers
+
+    @property
     def embedding_rows(self) -> int:
         return self.vocab_size
 

@@ -217,3 +217,10 @@ def train(head: Eagle3Net, target: Decoder, tokens: list[int], *, steps: int) ->
         optimiser.step()
         losses.append(float(step.total.detach()))
     return losses
+
+
+def test_a_layer_that_transformers_does_not_hand_out_is_refused_at_once(tmp_path: Path) -> None:
+    write_reference(tmp_path, "llama", num_hidden_layers=4)
+    target = TransformersModel.from_folder(tmp_path)
+    with pytest.raises(PairingError, match=r"reads the output of layer 3 and .* hands out those of layers 0 to 2 of 4"):
+        Eagle3Drafter(target=target, head=random_head(vocab=VOCAB, layer_ids=(1, 2, 4)))

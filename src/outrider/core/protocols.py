@@ -127,6 +127,11 @@ class HeadHost(Protocol):
     def n_layers(self) -> int: ...
 
     @property
+    def tappable(self) -> int:
+        """Of how many layers, from the first on, the outputs can be had."""
+        ...
+
+    @property
     def embedding_rows(self) -> int:
         """Token ids with an embedding: the vocabulary and its padding."""
         ...

@@ -36,7 +36,7 @@ from outrider.drafters.block_run import BlockRun, last, plain, plainly_drawn, sp
 from outrider.drafters.block_state import BlockState, Said
 from outrider.drafters.catch_up import in_passes
 from outrider.drafters.chain import GREEDY_BELOW_TEMPERATURE, ChainDrafter
-from outrider.drafters.head_fit import require_fit, require_host, require_width
+from outrider.drafters.head_fit import require_fit, require_host, require_taps, require_width
 from outrider.drafters.options import require_number
 from outrider.errors import PairingError
 from outrider.kernels import softmax
@@ -91,6 +91,7 @@ class BlockDrafter(ChainDrafter[BlockState]):
         require_width(what, net.config.layer.hidden_size, shares, target, self.host)
         self.config = net.config
         self.wants = tuple(layer for layer in net.config.layer_ids if layer >= 0)
+        require_taps(what, self.wants, target, self.host)
         self.parts: Parts = prepare_parts(self.name, net, self.host, target.vocab_size, dtype)
         self.columns = self.parts.columns
         self._lead = 0 if net.config.sample_from_anchor else 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from pathlib import PurePath
 
@@ -68,6 +69,15 @@ def require_width(what: str, width: int, shares: Mapping[str, bool], target: Lan
             f"{what} is {width} wide, has no {' and no '.join(lacks)} of its own and cannot share that of "
             f"{target.name}, which is {host.hidden_size} wide: take a head with "
             f"{' and '.join(f'{part}.weight' for part in lacks)}"
+        )
+
+
+def require_taps(what: str, wants: Seq[int], target: LanguageModel, host: HeadHost) -> None:
+    """Raises PairingError for layers whose outputs the target does not hand out."""
+    if missing := [layer for layer in wants if layer >= host.tappable]:
+        raise PairingError(
+            f"{what} reads the output of layer {missing[0]} and {target.name} hands out those of layers 0 to "
+            f"{host.tappable - 1} of {host.n_layers}: load the target natively, or take a head of earlier layers"
         )
 
 

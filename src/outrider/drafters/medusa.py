@@ -19,7 +19,7 @@ from outrider.core.protocols import Committed, LanguageModel
 from outrider.core.types import Sequence, TargetIdentity
 from outrider.drafters.chain import GREEDY_BELOW_TEMPERATURE, ChainDrafter, Run
 from outrider.drafters.columns import Columns
-from outrider.drafters.head_fit import require_fit, require_host
+from outrider.drafters.head_fit import require_fit, require_host, require_taps
 from outrider.drafters.head_kernels import as_linear, choose_dtype, use_kernels_
 from outrider.drafters.head_layer import pack_matrix
 from outrider.drafters.medusa_files import read_medusa
@@ -82,6 +82,7 @@ class MedusaDrafter(ChainDrafter[MedusaState]):
         self.host = require_host(self.name, target)
         require_fit(what, net.config.trained_for(by_name=not other_target), target, self.host, identity)
         self.wants = (self.host.n_layers - 1,)
+        require_taps(what, self.wants, target, self.host)
         device = self.host.embed([0]).device
         self.dtype, packed = choose_dtype(self.name, dtype, device, next(net.parameters()).dtype)
         self.net = net.to(device, self.dtype).eval()

@@ -25,7 +25,7 @@ from outrider.core.types import Sequence, TargetIdentity
 from outrider.drafters.catch_up import in_passes
 from outrider.drafters.chain import GREEDY_BELOW_TEMPERATURE, ChainDrafter, Run
 from outrider.drafters.columns import Columns
-from outrider.drafters.head_fit import require_fit, require_host, require_width
+from outrider.drafters.head_fit import require_fit, require_host, require_taps, require_width
 from outrider.drafters.head_kernels import as_linear, choose_dtype
 from outrider.drafters.recurrent_core import Core, Span, make_core
 from outrider.drafters.recurrent_net import RecurrentNet
@@ -73,6 +73,7 @@ class RecurrentDrafter(ChainDrafter[RecurrentState], Generic[N]):
         shares = {"embed_tokens": not net.config.own_embedding, "lm_head": not net.config.own_head}
         require_width(what, net.config.layer.hidden_size, shares, target, self.host)
         self.wants = self._layers(what, net, target.name)
+        require_taps(what, self.wants, target, self.host)
         device = self.host.embed([0]).device
         self.dtype, packed = choose_dtype(self.name, dtype, device, net.dtype)
         self.net = net.to(device, self.dtype).eval()

@@ -120,6 +120,10 @@ class Decoder:
         return self.config.hidden_size
 
     @property
+    def tappable(self) -> int:
+        return self.n_layers
+
+    @property
     def embedding_rows(self) -> int:
         return self.config.vocab_size
 

@@ -82,6 +82,7 @@ class TransformersModel:
         self.vocab_size = text.vocab_size
         self.context_length: int = getattr(text, "max_position_embeddings", None) or 2048
         self.n_layers: int = text.num_hidden_layers
+        self.tappable: int = text.num_hidden_layers - 1
         self.hidden_size: int = text.hidden_size
         self.embedding_rows: int = text.vocab_size
         parameters = inspect.signature(model.forward).parameters
@@ -165,7 +166,7 @@ class TransformersModel:
     @torch.inference_mode()
     def forward(self, segments: Seq[Segment], *, logits: bool = True, taps: Seq[int] = ()) -> Pass:
         """One pass a segment; see `LanguageModel`. Raises `ConfigError` for a tree, or a tap on the last layer."""
-        if any(not 0 <= tap < self.n_layers - 1 for tap in taps):
+        if any(not 0 <= tap < self.tappable for tap in taps):
             raise ConfigError(
                 f"taps {list(taps)} of {self.name}: transformers gives the outputs of layers 0 to {self.n_layers - 2} "
                 "(the last one only after the final norm)"
