@@ -73,7 +73,7 @@ def transformers_model(file: Path) -> Any:
 def test_smollm2_logits_on_a_real_prompt() -> None:
     file = resolve(DEFAULT_MODEL)
     reference = transformers_model(file)
-    for dtype, tolerance in (("float32", 1e-4), ("bfloat16", 0.5)):
+    for dtype, tolerance in (("float32", 2e-4), ("bfloat16", 0.5)):
         loaded = load_model(file, dtype=dtype)
         assert loaded.tokenizer.vocab_size == loaded.model.vocab_size
         tokens = loaded.tokenizer.encode(
