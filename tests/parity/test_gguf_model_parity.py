@@ -18,6 +18,14 @@ gguf = pytest.importorskip("gguf")
 transformers = pytest.importorskip("transformers")
 
 QUESTION = "Explain in two sentences why the sky is blue, and name one planet where it is not."
+TEXT = (
+    "The capital of France is Paris, and the capital of Italy is Rome. Both cities lie on rivers: Paris on the Seine, "
+    "Rome on the Tiber. A river brings water, trade and, in some years, a flood; so both built walls, bridges and quays "
+    "early on. def area(width, height):\n    return width * height\n\nprint(area(3, 4))  # 12\n\nWhen Anna came home she "
+    "found the door open and the cat on the table. 'Who let you in?' she asked. The cat, as cats do, said nothing, and "
+    "went on eating the fish. In 1969 two men walked on the moon for two hours and thirty-one minutes; the third stayed "
+    "above them in orbit. Add the flour to the butter, stir until it is smooth, then pour in the milk a little at a time."
+)
 
 NAMES = {
     "token_embd": "model.embed_tokens",
@@ -73,7 +81,7 @@ def transformers_model(file: Path) -> Any:
 def test_smollm2_logits_on_a_real_prompt() -> None:
     file = resolve(DEFAULT_MODEL)
     reference = transformers_model(file)
-    for dtype, tolerance in (("float32", 2e-4), ("bfloat16", 0.5)):
+    for dtype, tolerance in (("float32", 1e-4), ("bfloat16", 0.5)):
         loaded = load_model(file, dtype=dtype)
         assert loaded.tokenizer.vocab_size == loaded.model.vocab_size
         tokens = loaded.tokenizer.encode(
@@ -97,7 +105,8 @@ def test_quantised_weights_follow_the_float_model_and_rows_stay_identical() -> N
         pytest.skip(f"computing with quantised blocks takes the compiled kernels: {kernels.why()}")
     path = str(resolve(DEFAULT_MODEL))
     exact, blocks = load_model(path, dtype="float32"), load_model(path, dtype="quantised")
-    ids = exact.tokenizer.encode("The capital of France is Paris, and the capital of Italy is", add_special=False)
+    ids = exact.tokenizer.encode(TEXT, add_special=False)
+    assert len(ids) > 150
     before = kernels.fast_calls().get("quantised_linear", 0)
     expected, actual = (
         loaded.model.forward([Segment(loaded.model.new_cache(), ids)]).logits_MV for loaded in (exact, blocks)
@@ -105,10 +114,9 @@ def test_quantised_weights_follow_the_float_model_and_rows_stay_identical() -> N
     assert expected is not None
     assert actual is not None
     assert kernels.fast_calls()["quantised_linear"] > before
-    off = actual - expected
-    assert float(off.square().mean().sqrt()) < 0.5  # the largest is chance: a code that rounds the other way spreads
-    assert float(off.abs().max()) < 3
-    assert (actual.argmax(1) == expected.argmax(1)).float().mean() > 0.8
+    off = actual - expected  # in the mean: the largest is chance, for a code that rounds the other way spreads
+    assert float(off.square().mean().sqrt()) < 0.25
+    assert (actual.argmax(1) == expected.argmax(1)).float().mean() > 0.9
     cache = blocks.model.new_cache()
     for i, token in enumerate(ids):
         row = blocks.model.forward([Segment(cache, [token])]).logits_MV
