@@ -20,11 +20,12 @@ transformers = pytest.importorskip("transformers")
 QUESTION = "Explain in two sentences why the sky is blue, and name one planet where it is not."
 TEXT = (
     "The capital of France is Paris, and the capital of Italy is Rome. Both cities lie on rivers: Paris on the Seine, "
-    "Rome on the Tiber. A river brings water, trade and, in some years, a flood; so both built walls, bridges and quays "
-    "early on. def area(width, height):\n    return width * height\n\nprint(area(3, 4))  # 12\n\nWhen Anna came home she "
-    "found the door open and the cat on the table. 'Who let you in?' she asked. The cat, as cats do, said nothing, and "
-    "went on eating the fish. In 1969 two men walked on the moon for two hours and thirty-one minutes; the third stayed "
-    "above them in orbit. Add the flour to the butter, stir until it is smooth, then pour in the milk a little at a time."
+    "Rome on the Tiber. A river brings water, trade and, in some years, a flood; so both built walls, bridges and "
+    "quays early on. def area(width, height):\n    return width * height\n\nprint(area(3, 4))  # 12\n\nWhen Anna came "
+    "home she found the door open and the cat on the table. 'Who let you in?' she asked. The cat, as cats do, said "
+    "nothing, and went on eating the fish. In 1969 two men walked on the moon for two hours and thirty-one minutes; "
+    "the third stayed above them in orbit. Add the flour to the butter, stir until it is smooth, then pour in the milk "
+    "a little at a time."
 )
 
 NAMES = {
