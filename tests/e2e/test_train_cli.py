@@ -180,6 +180,7 @@ def test_a_dry_run_says_what_it_takes_and_writes_nothing(
         (["--lr", "0"], "lr = 0.0 is not allowed"),
         (["--follow-ups", "2"], "follow_ups = 2.0 is not allowed"),
         (["--readings", "-1"], "readings = -1.0 is not allowed"),
+        (["--readings", "0.6"], "readings = 0.6 and written = 0.5 are not allowed together"),
         (["--conversations", "-3"], "conversations = -3 is not allowed"),
         (["--block-size", "1"], "block_size = 1 is not allowed"),
         (["--markov-head", "gated"], "markov_head_type = 'gated' is not allowed"),

@@ -43,6 +43,9 @@ Readings = Annotated[
     float,
     typer.Option(metavar="SHARE", help="Of the conversations, those that ask about a longer text."),
 ]
+WrittenShare = Annotated[
+    float, typer.Option("--written", metavar="SHARE", help="Of the conversations, those that the target itself begins.")
+]
 Batch = Annotated[int, typer.Option(metavar="N", help="Conversations that are answered at a time.")]
 Epochs = Annotated[int, typer.Option(metavar="N", help="Times that the harvest is gone through.")]
 Rate = Annotated[float, typer.Option("--lr", metavar="RATE", help="The highest learning rate.")]
@@ -88,8 +91,9 @@ def train(
     conversations: Conversations = None,
     max_tokens: AnswerLength = 192,
     temperatures: Temperatures = "0,0,1",
-    follow_ups: FollowUps = 0.25,
-    readings: Readings = 0.25,
+    follow_ups: FollowUps = 0.2,
+    readings: Readings = 0.1,
+    written: WrittenShare = 0.5,
     batch: Batch = 32,
     epochs: Epochs = 3,
     lr: Rate = 8e-4,
@@ -150,6 +154,7 @@ def train(
         temperatures=_parsed("temperatures", temperatures, float),
         follow_ups=follow_ups,
         readings=readings,
+        written=written,
         seed=seed,
     )
     settings = RunSettings(kind, harvest, head, training, k)

@@ -22,7 +22,8 @@ class Lesson:
 
     `features_BTF` are the outputs of the target layers that the head reads, side by side. Row t of `likeliest_BTC`
     (token ids, likeliest first) and `logp_BTC` (their log-probabilities) is the target's distribution behind position
-    t, of the token t + 1. `counted_BT` says where that is to be learned: in answers, not in prompts and padding.
+    t, of the token t + 1. `counted_BT` says where that is to be learned: in answers and in what was asked, not in what
+    the template says and in padding.
     """
 
     tokens_BT: Tensor

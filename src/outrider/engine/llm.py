@@ -305,7 +305,12 @@ class LLM:
             return [int(item) for item in cast(list[int], items)]
         if self.tokenizer is None or self.template is None:
             raise RequestError("chat messages need a tokenizer and a chat template: this LLM was given none")
-        text = self.template.render(cast(list[Message], items))
+        return self.encode_text(self.template.render(cast(list[Message], items)))
+
+    def encode_text(self, text: str) -> list[int]:
+        """Token ids of a text as a template makes it: nothing is put before it."""
+        if self.tokenizer is None:
+            raise RequestError("text needs a tokenizer: this LLM was given none, so give token ids")
         return self.tokenizer.encode(text, add_special=False)
 
     def _encode(self, text: str, what: str) -> list[int]:

@@ -3,16 +3,16 @@
 The hidden states come by the same way as at serving: a drafter that drafts nothing is told of them when tokens become
 final. What a conversation gives depends on the settings and its number alone, so a harvest can stop and go on.
 
-Shapes: T positions, F features, A answer tokens, C likeliest tokens, V vocabulary.
+Shapes: T positions, F features, A tokens to learn, C likeliest tokens, V vocabulary.
 """
 
 from __future__ import annotations
 
 import hashlib
-import random
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import asdict, dataclass
+from itertools import takewhile
 from pathlib import Path
 
 import torch
@@ -27,33 +27,18 @@ from outrider.drafters.options import require_int, require_number
 from outrider.engine.llm import LLM, Message
 from outrider.engine.prompt_file import Conversation
 from outrider.engine.request import Request, Result, Speculation
-from outrider.errors import ModelFileError
+from outrider.errors import ConfigError, ModelFileError
 from outrider.models.load import LoadedModel
+from outrider.train.questions import Questions, Written
 from outrider.train.shards import HARVEST, Harvested, read_shards, write_manifest, write_shard
 
 SHARD_SEQUENCES = 64
 HEAD_ROWS = 256
 """Positions whose logits over the whole vocabulary are made at a time."""
-FOLLOW_UPS = (
-    "Summarize that in two sentences.",
-    "Translate that into German.",
-    "List the main points of your answer.",
-    "Write that again in simpler words.",
-    "Repeat your answer word for word.",
-    "Quote the most important part of your answer, and say why it matters.",
-)
-"""What the user may say next: training prompts rarely ask for text that stands in their context, and users do."""
-READINGS = (
-    "Summarize the following text.\n\n{text}",
-    "Answer the question with the help of the text.\n\nText:\n{text}\n\nQuestion: {question}",
-    "Translate the following text into German.\n\n{text}",
-    "Correct the mistakes in this text and change nothing else.\n\n{text}",
-    "List all names and numbers in this text.\n\n{text}",
-    "Rewrite this text so that it is easier to read.\n\n{text}",
-)
-"""What is asked of a text that is put together from prompts, the last of which is the question."""
-READING_PROMPTS = (2, 6)
-"""Fewest and most prompts that make such a text."""
+WRITING_TEMPERATURE = 0.8
+"""At which the target writes what a user says: at 1 a small target soon talks nonsense."""
+USER_TEXT = "what the user says"
+"""Stands for it where a template is cut."""
 
 OnAnswer = Callable[[int], None]
 """Told of every conversation that ended: the tokens of its answers."""
@@ -64,34 +49,39 @@ class HarvestSettings:
     """How the answers come about.
 
     conversations   how many; they take the prompts in a shuffled order, again and again
-    max_tokens      of an answer
+    max_tokens      of an answer, and of a user's message that the target writes
     longest_prompt  prompts of more tokens are left out
     temperatures    taken in turn
-    follow_ups      share of the conversations that have a second turn
-    readings        share of them that begin with a task on a longer text, put together from several prompts
+    follow_ups, readings, written   see `Questions`
     likeliest       tokens kept of each distribution
     """
 
     conversations: int
     layers: tuple[int, ...]
     max_tokens: int = 192
-    longest_prompt: int = 512
+    longest_prompt: int = 1024
     temperatures: tuple[float, ...] = (0.0, 0.0, 1.0)
-    follow_ups: float = 0.25
-    readings: float = 0.25
+    follow_ups: float = 0.2
+    readings: float = 0.1
+    written: float = 0.5
     likeliest: int = 64
     seed: int = 0
 
     def __post_init__(self) -> None:
         for name, low in (("conversations", 1), ("max_tokens", 1), ("longest_prompt", 1), ("likeliest", 1)):
             require_int("train", name, getattr(self, name), low)
-        for name in ("follow_ups", "readings"):
+        for name in ("follow_ups", "readings", "written"):
             require_number("train", name, getattr(self, name), 0, 1)
         for temperature in self.temperatures:
             require_number("train", "temperatures", temperature, 0, 100)
+        if self.readings + self.written > 1:
+            raise ConfigError(
+                f"train: readings = {self.readings} and written = {self.written} are not allowed together: they are "
+                "shares of the conversations, so give two that make 1 or less"
+            )
 
     def bytes_per_token(self, hidden_size: int) -> int:
-        """On disk, of an answer's token."""
+        """On disk."""
         return 4 + 2 * hidden_size * len(self.layers) + 6 * self.likeliest
 
 
@@ -133,12 +123,18 @@ class Recorder:
 
 @dataclass(frozen=True, slots=True)
 class _Turn:
-    """A question that is being answered, and what the conversation has given so far."""
+    """A question that is being answered, and what the conversation has given so far; or, with `writes`, a message that
+    the target writes in the user's place.
+
+    What is learned of it begins with the token `learn_from`: those before it are the template's, or an earlier turn's.
+    """
 
     conversation: int
     messages: list[Message]
     prompt_ids: list[int]
+    learn_from: int
     harvested: list[Harvested]
+    writes: Written | None = None
 
     @property
     def prompt_len(self) -> int:
@@ -159,8 +155,8 @@ class Harvester:
         self._host = require_host("train", opened.model)
         assert settings.layers[-1] == self._host.n_layers - 1, "the last layer says what the target's p is"
         self._opened, self._settings, self._folder = opened, settings, folder
-        self._prompts = list(prompts)
-        random.Random(settings.seed).shuffle(self._prompts)
+        shares = {name: getattr(settings, name) for name in ("follow_ups", "readings", "written")}
+        self._questions = Questions(prompts, seed=settings.seed, **shares)
         digest = hashlib.sha256("\n".join(repr(p.turns) for p in prompts).encode()).hexdigest()
         made_by = {"target": identity.names[0], "vocabulary_sha256": identity.vocabulary_sha256}
         chosen = {name: value for name, value in asdict(settings).items() if name != "conversations"}  # may grow
@@ -193,8 +189,7 @@ class Harvester:
             _, results = llm.engine.step()
             for request_id, result in results.items():
                 turn = running.pop(request_id)
-                turn.harvested.append(self._harvested(turn, result, recorder, head))
-                if (following := self._follow_up(llm, turn, result)) is not None:
+                if (following := self._next_turn(llm, turn, result, recorder, head)) is not None:
                     running[llm.engine.add(self._request(following))] = following
                     continue
                 kept += turn.harvested
@@ -210,39 +205,65 @@ class Harvester:
         self._next_shard += 1
 
     def _first_turns(self, llm: LLM, on_answer: OnAnswer) -> Iterator[_Turn]:
+        before = self._before_user_text(llm)
         for conversation in self.left:
-            turn = _turn(llm, conversation, [{"role": "user", "content": self._asked(conversation)}], [])
-            if len(turn.prompt_ids) <= self._settings.longest_prompt:
+            said = self._questions.first(conversation)
+            if isinstance(said, Written):
+                ids = llm.encode_text(before + said.opening)
+                turn = _Turn(conversation, [], ids, len(ids), [], said)
+            else:
+                turn = self._turn(llm, conversation, [{"role": "user", "content": said}], llm.encode_text(before), [])
+            if turn.prompt_len <= self._settings.longest_prompt:
                 yield turn
             else:
                 on_answer(0)
 
-    def _asked(self, conversation: int) -> str:
-        """What the user says first: the conversation's prompt, or a task on a text of which it is the end."""
-        own = self._prompts[conversation % len(self._prompts)].turns[0]
-        chance = random.Random(f"{self._settings.seed} reading {conversation}")
-        if chance.random() >= self._settings.readings:
-            return own
-        others = [chance.choice(self._prompts).turns[0] for _ in range(chance.randint(*READING_PROMPTS) - 1)]
-        return chance.choice(READINGS).format(text="\n\n".join([*others, own]), question=own)
+    def _before_user_text(self, llm: LLM) -> str:
+        """What the template puts before the first thing that a user says."""
+        template = self._opened.template
+        text = template.render([{"role": "user", "content": USER_TEXT}], add_generation_prompt=False)
+        if USER_TEXT not in text:
+            raise ConfigError(f"the chat template of {self._opened.path} changes what users say: nothing to harvest")
+        return text[: text.index(USER_TEXT)]
 
-    def _follow_up(self, llm: LLM, turn: _Turn, result: Result) -> _Turn | None:
-        """The conversation's second turn, for some of those that ended by themselves."""
-        chance = random.Random(f"{self._settings.seed} {turn.conversation}")
-        ended = result.completions[0].finish_reason == "stop"
-        if turn.harvested[1:] or not ended or chance.random() >= self._settings.follow_ups:
-            return None
-        said = {"role": "assistant", "content": result.text}
-        asked = {"role": "user", "content": chance.choice(FOLLOW_UPS)}
-        following = _turn(llm, turn.conversation, [*turn.messages, said, asked], turn.harvested)
-        return following if len(following.prompt_ids) <= self._settings.longest_prompt else None
+    def _next_turn(
+        self, llm: LLM, turn: _Turn, result: Result, recorder: Recorder, head: Callable[[Tensor], Tensor]
+    ) -> _Turn | None:
+        """Keeps what was answered; the turn behind it: the answer to what the target wrote, or the second question of
+        some of the conversations whose first answer ended by itself."""
+        if turn.writes is not None:
+            recorder.take([*result.prompt_ids, *result.token_ids])
+            asked = turn.writes.opening + result.text + turn.writes.closing
+            said, known = [], turn.prompt_ids
+        else:
+            turn.harvested.append(found := self._harvested(turn, result, recorder, head))
+            ended = result.completions[0].finish_reason == "stop"
+            again = self._questions.follow_up(turn.conversation)
+            if again is None or not ended or turn.harvested[1:]:
+                return None
+            asked, known = again, found.tokens
+            said = [*turn.messages, {"role": "assistant", "content": result.text}]
+        following = self._turn(
+            llm, turn.conversation, [*said, {"role": "user", "content": asked}], known, turn.harvested
+        )
+        return following if following.prompt_len <= self._settings.longest_prompt else None
+
+    def _turn(
+        self, llm: LLM, conversation: int, messages: list[Message], known: Seq[int], harvested: list[Harvested]
+    ) -> _Turn:
+        """The question at the end of `messages`. Of its tokens, the first that are those of `known` are not learned."""
+        ids = llm.encode_prompt(messages)
+        same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(ids, known, strict=False)))
+        return _Turn(conversation, messages, ids, max(1, same), harvested)
 
     def _request(self, turn: _Turn) -> Request:
         settings = self._settings
         params = SamplingParams(
-            temperature=settings.temperatures[turn.conversation % len(settings.temperatures)],
+            temperature=WRITING_TEMPERATURE
+            if turn.writes
+            else settings.temperatures[turn.conversation % len(settings.temperatures)],
             max_tokens=settings.max_tokens,
-            seed=fold_seed(settings.seed, 2 * turn.conversation + len(turn.harvested)),
+            seed=fold_seed(settings.seed, 4 * turn.conversation + (3 if turn.writes else len(turn.harvested))),
         )
         return Request(turn.prompt_ids, params, Speculation(method=Recorder.name, k=0))
 
@@ -255,7 +276,7 @@ class Harvester:
         features_TF = recorder.take(tokens)
         width = self._host.hidden_size
         ids, logps = [], []
-        for chunk_Td in torch.split(features_TF[turn.prompt_len - 1 :, -width:], HEAD_ROWS):
+        for chunk_Td in torch.split(features_TF[turn.learn_from - 1 :, -width:], HEAD_ROWS):
             logits_TV = head(self._host.last_norm(chunk_Td.float().contiguous()))
             top = logits_TV.topk(self._settings.likeliest)
             ids.append(top.indices.int())
@@ -265,12 +286,9 @@ class Harvester:
             turn.conversation,
             len(turn.harvested),
             turn.prompt_len,
+            turn.learn_from,
             tokens,
             torch.cat([features_TF, unknown_1F]),
             torch.cat(ids),
             torch.cat(logps),
         )
-
-
-def _turn(llm: LLM, conversation: int, messages: list[Message], harvested: list[Harvested]) -> _Turn:
-    return _Turn(conversation, messages, llm.encode_prompt(messages), harvested)

@@ -86,8 +86,8 @@ class Lessons:
         assert all(batches), "a batch of nothing"
         return batches
 
-    def lesson(self, batch: Seq[Place]) -> Lesson:
-        """The batch as tensors."""
+    def lesson(self, batch: Seq[Place], *, answers_only: bool = False) -> Lesson:
+        """The batch as tensors; what the target answered counts, and what it was asked unless `answers_only`."""
         found = [self._shards[place.shard].sequence(place.index, self._longest) for place in batch]
         size, length, likeliest = len(found), max(len(h.tokens) for h in found), found[0].likeliest_AC.shape[1]
         width = found[0].features_TF.shape[1] // self._n_layers
@@ -100,9 +100,9 @@ class Lessons:
             tokens_BT[b, : len(h.tokens)] = torch.tensor(h.tokens)
             by_layer = h.features_TF.view(len(h.tokens), self._n_layers, width)
             features_BTF[b, : len(h.tokens)] = by_layer[:, self._blocks].flatten(1)
-            answer = slice(h.prompt_len - 1, h.prompt_len - 1 + len(h.likeliest_AC))
-            likeliest_BTC[b, answer], logp_BTC[b, answer] = h.likeliest_AC.long(), h.logp_AC.float()
-            counted_BT[b, answer] = True
+            learned = slice(h.learn_from - 1, h.learn_from - 1 + len(h.likeliest_AC))
+            likeliest_BTC[b, learned], logp_BTC[b, learned] = h.likeliest_AC.long(), h.logp_AC.float()
+            counted_BT[b, h.prompt_len - 1 if answers_only else learned.start : learned.stop] = True
         return Lesson(tokens_BT, features_BTF, likeliest_BTC, logp_BTC, counted_BT)
 
 
@@ -112,7 +112,8 @@ def is_held_out(conversation: int) -> bool:
 
 
 def frequent_tokens(shards: Seq[Shard], size: int, vocab_size: int, *, rows: int) -> ReducedVocab:
-    """The `size` tokens that answers hold most often (ties: the lower id), out of `vocab_size`; 0: every token.
+    """The `size` tokens that are most often the target's likeliest (ties: the lower id), out of `vocab_size`; 0: every
+    token.
 
     `rows` is the vocabulary of the target's embedding, its padding included.
     """
@@ -122,6 +123,6 @@ def frequent_tokens(shards: Seq[Shard], size: int, vocab_size: int, *, rows: int
     for shard in shards:
         for i in range(len(shard)):
             if not is_held_out(shard.conversations[i]):
-                counts_V += torch.bincount(shard.answer(i).long(), minlength=vocab_size)
+                counts_V += torch.bincount(shard.likeliest(i).long(), minlength=vocab_size)
     chosen_S = counts_V.argsort(descending=True, stable=True)[:size]
     return ReducedVocab(chosen_S.sort().values, rows)

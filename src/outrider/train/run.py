@@ -96,7 +96,7 @@ class TrainRun:
         done = sum(len(shard) for shard in shards)
         per_token = harvest.bytes_per_token(self.target.hidden_size)
         sequences = harvest.conversations * (1 + harvest.follow_ups)
-        about = sequences * (harvest.max_tokens + PROMPT_TOKENS) * per_token
+        about = sequences * (harvest.max_tokens * (1 + harvest.written) + PROMPT_TOKENS) * per_token
         free = shutil.disk_usage(_existing(self.data)).free
         held = sum(shard.path.stat().st_size for shard in shards)
         if about - held > free:

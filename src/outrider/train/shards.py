@@ -3,13 +3,16 @@
 A folder holds `harvest.json`, which says how it came about, and shards. A shard is a safetensors file of some finished
 sequences, end to end:
 
-    conversation [n], turn [n], prompt_len [n], start [n + 1]   int64; sequence i is the tokens start[i] : start[i + 1]
+    conversation [n], turn [n], prompt_len [n], learn_from [n], start [n + 1]   int64
+                                                                sequence i is the tokens start[i] : start[i + 1]
     tokens [T] int32, features [T, F] bfloat16                  outputs of the layers of harvest.json, side by side
-    likeliest [A, C] int32, logp [A, C] float16                 one row for each answer token, in their order
+    likeliest [A, C] int32, logp [A, C] float16                 a row for each token from learn_from on
 
 The hidden state of a sequence's last token is not known (nothing was generated behind it): its features are zeros.
+Prompts are learned from too, all that is not the template's or an earlier turn's: what the target thinks behind each of
+their tokens comes free with reading them.
 
-Shapes: n sequences, T tokens, F features, A answer tokens, C likeliest tokens.
+Shapes: n sequences, T tokens, F features, A tokens to learn, C likeliest tokens.
 """
 
 from __future__ import annotations
@@ -41,6 +44,7 @@ class Harvested:
     conversation: int
     turn: int
     prompt_len: int
+    learn_from: int
     tokens: list[int]
     features_TF: Tensor
     likeliest_AC: Tensor
@@ -55,6 +59,7 @@ def write_shard(folder: Path, number: int, sequences: Seq[Harvested]) -> None:
         "conversation": torch.tensor([s.conversation for s in sequences]),
         "turn": torch.tensor([s.turn for s in sequences]),
         "prompt_len": torch.tensor([s.prompt_len for s in sequences]),
+        "learn_from": torch.tensor([s.learn_from for s in sequences]),
         "start": torch.tensor([0, *accumulate(lengths)]),
         "tokens": torch.tensor([token for s in sequences for token in s.tokens], dtype=torch.int32),
         "features": torch.cat([s.features_TF for s in sequences]),
@@ -105,16 +110,17 @@ class Shard:
             self.conversations = self._numbers("conversation")
             self.turns = self._numbers("turn")
             self.prompt_lens = self._numbers("prompt_len")
+            self.learn_from = self._numbers("learn_from")
             self.starts = self._numbers("start")
         except (SafetensorError, OSError, ValueError) as error:
             raise ModelFileError(
                 f"{path} cannot be read: {str(error).splitlines()[0][:120]}. Delete it: its conversations are then "
                 "answered again"
             ) from None
-        answers = (
-            stop - start - n for start, stop, n in zip(self.starts, self.starts[1:], self.prompt_lens, strict=False)
+        learned = (
+            stop - start - n for start, stop, n in zip(self.starts, self.starts[1:], self.learn_from, strict=False)
         )
-        self._answer_starts = [0, *accumulate(answers)]
+        self._learned_starts = [0, *accumulate(learned)]
 
     def __len__(self) -> int:
         return len(self.conversations)
@@ -126,12 +132,13 @@ class Shard:
     def sequence(self, i: int, most: int) -> Harvested:
         """Sequence i, at most its first `most` tokens."""
         start, stop = self.starts[i], min(self.starts[i + 1], self.starts[i] + most)
-        first = self._answer_starts[i]
-        last = first + max(stop - start - self.prompt_lens[i], 0)
+        first = self._learned_starts[i]
+        last = first + max(stop - start - self.learn_from[i], 0)
         return Harvested(
             self.conversations[i],
             self.turns[i],
             self.prompt_lens[i],
+            self.learn_from[i],
             self._rows("tokens", start, stop).tolist(),
             self._rows("features", start, stop),
             self._rows("likeliest", first, last),
@@ -143,9 +150,9 @@ class Shard:
         tokens: list[int] = self._rows("tokens", self.starts[i], self.starts[i] + self.prompt_lens[i]).tolist()
         return tokens
 
-    def answer(self, i: int) -> Tensor:
-        """int32: the answer's tokens of sequence i."""
-        return self._rows("tokens", self.starts[i] + self.prompt_lens[i], self.starts[i + 1])
+    def likeliest(self, i: int) -> Tensor:
+        """int32 [A]: the target's likeliest token wherever there is one to learn of sequence i."""
+        return self._rows("likeliest", self._learned_starts[i], self._learned_starts[i + 1])[:, 0]
 
     def _numbers(self, name: str) -> list[int]:
         numbers: list[int] = self._rows(name).tolist()

@@ -48,7 +48,7 @@ class TrainSettings:
     weight_decay: float = 0.01
     clip: float = 1.0
     batch_tokens: int = 1024
-    longest: int = 640
+    longest: int = 1280
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -120,7 +120,7 @@ class Trainer:
         generator = self._generator(-1)
         found, weights = list[Losses](), list[int]()
         for batch in self.lessons.in_batches(self.lessons.held_out):
-            lesson = self.lessons.lesson(batch)
+            lesson = self.lessons.lesson(batch, answers_only=True)
             found.append(self.head.loss(lesson, generator, 1.0))
             weights.append(int(lesson.counted_BT.sum()))
         return {
