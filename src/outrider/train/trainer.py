@@ -36,7 +36,7 @@ EVALUATE_EVERY = 200
 class TrainSettings:
     """How a head is trained.
 
-    lr, warm_up    the highest learning rate, and the share of the steps until it; it falls along a cosine to a tenth
+    lr, warm_up    the highest learning rate, and the share of the steps until it; it falls along a cosine to nothing
     clip           of the gradient's norm
     batch_tokens   of a step, padding included
     longest        tokens of a sequence that are used
@@ -149,7 +149,7 @@ class Trainer:
         if step < warm:
             return self.settings.lr * (step + 1) / warm
         along = (step - warm) / max(1, self.steps - warm)
-        return self.settings.lr * (0.1 + 0.45 * (1 + math.cos(math.pi * along)))
+        return self.settings.lr * 0.5 * (1 + math.cos(math.pi * along))
 
     def _generator(self, step: int) -> torch.Generator:
         return torch.Generator().manual_seed(fold_seed(self.settings.seed, step + 2))
