@@ -1,0 +1,1 @@
+"""What speculation would do: formulas, and the engine's own loop on a virtual clock."""

@@ -1,0 +1,272 @@
+"""What speculation gains on paper: expected tokens a round, speed-up, break-even acceptance, the best draft.
+
+The unit of time is a pass of the target over one row. A round checks the draft and the last committed token in one
+pass over M rows, which costs v(M), and before that the draft model runs as often as the draft is deep. Acceptance is
+given by position, conditional on the positions before; one alpha everywhere is the i.i.d. case of the papers (Leviathan
+et al., 2211.17192; Chen et al., 2302.01318). `draw_rounds` is the same by drawing, for checking.
+
+Shapes: C contexts, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import random
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from outrider.control.cost import Curve
+from outrider.errors import ConfigError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+RowCost = Callable[[int], float]
+"""v: what a pass of the target over M rows costs, in passes over one row."""
+
+Z_95 = 1.96
+BREAK_EVEN_TOLERANCE = 1e-9
+
+
+def flat(rows: int) -> float:
+    """The v of the papers: a pass over any number of rows costs one pass."""
+    return 1.0
+
+
+def measured_v(cost_by_rows: Mapping[int, float]) -> RowCost:
+    """v from the cost of passes over 1 and other numbers of rows, in any unit: see `Curve` for what lies between."""
+    if len(cost_by_rows) < 2 or min(cost_by_rows) != 1:
+        raise ConfigError(
+            f"passes over {sorted(cost_by_rows)} rows are no cost by rows: give those over 1 row and another"
+        )
+    bad = next((rows for rows, cost in cost_by_rows.items() if not 0 < cost < math.inf), None)
+    if bad is not None:
+        raise ConfigError(f"a pass over {bad} rows costs {cost_by_rows[bad]}: give numbers > 0")
+    curve = Curve.rising(cost_by_rows)
+    return lambda rows: curve(rows) / curve(1)
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What a round costs, in passes of the target over one row.
+
+    `c` is one pass of the draft model, `once` a draft whatever its depth (a one-pass drafter, a look-up), `overhead`
+    what every round takes outside passes and drafting; plain decoding pays it too.
+    """
+
+    c: float = 0.0
+    v: RowCost = flat
+    once: float = 0.0
+    overhead: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("c", "once", "overhead"):
+            value = getattr(self, name)
+            if not 0 <= value < math.inf:
+                raise ConfigError(f"cost {name} = {value} is not allowed: give a number >= 0, in passes over one row")
+
+    def draft(self, depth: int) -> float:
+        """A draft of this depth; none costs nothing."""
+        return self.once + self.c * depth if depth else 0.0
+
+    def check(self, rows: int) -> float:
+        """The target's pass over these rows, and what is outside it."""
+        return self.v(rows) + self.overhead
+
+    @property
+    def plain(self) -> float:
+        """A round of plain decoding."""
+        return self.check(1)
+
+    def round(self, shape: Shape) -> float:
+        """A round with this draft."""
+        return self.draft(shape.depth) + self.check(shape.size + 1)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A draft as acceptance sees it.
+
+    Node i continues `parents[i]` (-1: the last committed token); where that one was accepted, node i is accepted with
+    probability `chances[i]`. At most one of several siblings is, so their chances add up to 1 or less.
+    """
+
+    parents: tuple[int, ...]
+    chances: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        mass: dict[int, float] = {}
+        for i, (parent, chance) in enumerate(zip(self.parents, self.chances, strict=True)):
+            assert -1 <= parent < i, f"node {i} has parent {parent}"
+            check_chance(chance)
+            mass[parent] = mass.get(parent, 0.0) + chance
+        if mass and max(mass.values()) > 1 + 1e-9:
+            raise ConfigError(f"siblings are accepted with {max(mass.values()):.3f} in all: at most one of them can be")
+
+    @classmethod
+    def chain(cls, chances: Seq[float]) -> Shape:
+        """A chain from the conditional acceptance at each position."""
+        return cls(tuple(range(-1, len(chances) - 1)), tuple(chances))
+
+    @property
+    def size(self) -> int:
+        return len(self.parents)
+
+    @cached_property
+    def depth(self) -> int:
+        level: list[int] = []
+        for parent in self.parents:
+            level.append(1 + (level[parent] if parent >= 0 else 0))
+        return max(level, default=0)
+
+    @cached_property
+    def reach(self) -> tuple[float, ...]:
+        """The probability that each node is accepted."""
+        reach: list[float] = []
+        for parent, chance in zip(self.parents, self.chances, strict=True):
+            reach.append(chance * (reach[parent] if parent >= 0 else 1.0))
+        return tuple(reach)
+
+    @property
+    def tokens(self) -> float:
+        """Expected tokens a round, the rule's own among them: 1 + the chances of all nodes."""
+        return 1.0 + math.fsum(self.reach)
+
+
+def check_chance(chance: float) -> None:
+    """Raises ConfigError for what is no probability."""
+    if not 0 <= chance <= 1:
+        raise ConfigError(f"acceptance {chance} is not allowed: give a probability from 0 to 1")
+
+
+def iid_tokens(alpha: float, k: int) -> float:
+    """Expected tokens a round of a chain of K, each accepted with alpha: (1 - alpha^(K+1)) / (1 - alpha)."""
+    check_chance(alpha)
+    return k + 1.0 if alpha == 1 else (1 - alpha ** (k + 1)) / (1 - alpha)
+
+
+def alpha(p_CV: Tensor, q_CV: Tensor, *, greedy: bool = False) -> float:
+    """The acceptance of a drawn draft token under the rule `chain`, mean over contexts: sum of min(p, q). Greedy: how
+    often the likeliest tokens agree."""
+    if greedy:
+        return (p_CV.argmax(-1) == q_CV.argmax(-1)).double().mean().item()
+    return p_CV.minimum(q_CV).sum(-1).mean().item()
+
+
+def speedup(shape: Shape, cost: Cost, drafting: float = 1.0) -> float:
+    """Tokens in the time of one plain step. A share `drafting` of the rounds has the draft, the others have none."""
+    check_chance(drafting)
+    tokens = 1 + drafting * (shape.tokens - 1)
+    return tokens * cost.plain / (drafting * cost.round(shape) + (1 - drafting) * cost.plain)
+
+
+def best_k(chances: Seq[float], cost: Cost, drafting: float = 1.0) -> tuple[int, float]:
+    """The chain length from 0 to len(chances) with the largest speed-up, and that; the shortest of equals."""
+    found = [speedup(Shape.chain(chances[:k]), cost, drafting) for k in range(len(chances) + 1)]
+    k = max(range(len(found)), key=lambda k: found[k])
+    return k, found[k]
+
+
+def best_tree(ranks: Seq[float], size: int, depth: int) -> Shape:
+    """The tree of `size` nodes and at most `depth` levels with the most expected tokens.
+
+    ranks[r] is the chance that the draft's choice number r is the accepted one, the same at every node. The likeliest
+    nodes are taken one after the other; a node is never likelier than its parent, so that they always form a tree.
+    """
+    parents: list[int] = []
+    chances: list[float] = []
+    order = sorted(ranks, reverse=True)
+    # (-reach, order of arrival, parent, rank, level) of the nodes that could come next
+    open_nodes = [(-order[0], 0, -1, 0, 1)] if order and depth else []
+    arrivals = 0
+    while open_nodes and len(parents) < size:
+        reach, _, parent, rank, level = heapq.heappop(open_nodes)
+        parents.append(parent)
+        chances.append(order[rank])
+        above = reach / order[rank] if order[rank] else 0.0
+        if rank + 1 < len(order):
+            arrivals += 1
+            heapq.heappush(open_nodes, (above * order[rank + 1], arrivals, parent, rank + 1, level))
+        if level < depth:
+            arrivals += 1
+            heapq.heappush(open_nodes, (reach * order[0], arrivals, len(parents) - 1, 0, level + 1))
+    return Shape(tuple(parents), tuple(chances))
+
+
+def best_tree_size(ranks: Seq[float], cost: Cost, size: int, depth: int) -> tuple[Shape, float]:
+    """Of the best trees of 0 to `size` nodes and 0 to `depth` levels the one with the largest speed-up, and that."""
+    trees = [best_tree(ranks, nodes, levels) for levels in range(depth + 1) for nodes in range(size + 1)]
+    found = [speedup(tree, cost) for tree in trees]
+    best = max(range(len(trees)), key=lambda i: found[i])
+    return trees[best], found[best]
+
+
+def break_even(shape_at: Callable[[float], Shape], cost: Cost) -> float | None:
+    """The alpha from which on the draft `shape_at(alpha)` is no slower than plain decoding; None: not even at 1.
+
+    Its expected tokens must not fall with alpha, and its size and depth must not change.
+    """
+    if speedup(shape_at(1.0), cost) < 1:
+        return None
+    low, high = 0.0, 1.0
+    while high - low > BREAK_EVEN_TOLERANCE:
+        middle = (low + high) / 2
+        low, high = (low, middle) if speedup(shape_at(middle), cost) >= 1 else (middle, high)
+    return high
+
+
+def chain_break_even(k: int, cost: Cost) -> float | None:
+    """The alpha from which on a chain of K, each token accepted with alpha, is no slower than plain decoding."""
+    return break_even(lambda alpha: Shape.chain([alpha] * k), cost)
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """Rounds that were drawn: counts[j] of them gave j + 1 tokens."""
+
+    counts: tuple[int, ...]
+
+    @property
+    def rounds(self) -> int:
+        return sum(self.counts)
+
+    @property
+    def tokens(self) -> float:
+        """Tokens a round, the mean."""
+        return sum(count * (kept + 1) for kept, count in enumerate(self.counts)) / self.rounds
+
+    def half_width(self, z: float = Z_95) -> float:
+        """Half of the mean's confidence interval; z = 1.96 is 95 %."""
+        mean = self.tokens
+        spread = sum(count * (kept + 1 - mean) ** 2 for kept, count in enumerate(self.counts))
+        return z * math.sqrt(spread) / self.rounds
+
+
+def draw_rounds(shape: Shape, rounds: int, seed: int) -> Drawn:
+    """Walks down the draft `rounds` times, a uniform number a level; the same seed draws the same rounds."""
+    children: dict[int, list[int]] = {}
+    for child, parent in enumerate(shape.parents):
+        children.setdefault(parent, []).append(child)
+    source = random.Random(seed)
+    counts = [0] * (shape.depth + 1)
+    for _ in range(rounds):
+        kept = 0
+        node = pick(children.get(-1, []), shape.chances, source.random())
+        while node is not None:
+            kept += 1
+            node = pick(children.get(node, []), shape.chances, source.random())
+        counts[kept] += 1
+    return Drawn(tuple(counts))
+
+
+def pick(nodes: Seq[int], chances: Seq[float], uniform: float) -> int | None:
+    """Which of some siblings is accepted, given a uniform number; None: none of them."""
+    for node in nodes:
+        uniform -= chances[node]
+        if uniform < 0:
+            return node
+    return None
