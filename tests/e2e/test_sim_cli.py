@@ -1,0 +1,86 @@
+"""`outrider sim` through the real entry point: the document, what it says of its figures, and how it refuses."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from outrider.cli.main import main
+from outrider.sim.machines import MACHINES
+
+
+def run(capsys, *args):
+    code = main(["sim", *map(str, args)])
+    return code, *capsys.readouterr()
+
+
+def test_the_document(capsys):
+    args = ("--alpha", "0.8,0.3", "--draft-cost", "0.1", "--k", "2,4", "--machine", "ideal,tpu-v4-chinchilla")
+    code, out, err = run(capsys, *args, "--tokens", "200", "--json")
+    assert code == 0, err
+    assert out.count("\n") == 1
+    found = json.loads(out)
+    assert (found["schema"], found["simulated"], found["synthetic_acceptance"]) == ("outrider.sim/1", True, True)
+    assert found["settings"] == {"tokens": 200, "seed": 0, "dry_run": False, "ks": [2, 4]}
+    assert [(r["acceptance"], r["k"], r["machine"]) for r in found["results"]] == [
+        (f"alpha {alpha}", k, machine)
+        for alpha in (0.8, 0.3)
+        for k in (2, 4)
+        for machine in ("ideal", "tpu-v4-chinchilla")
+    ]
+    for result in found["results"]:
+        simulated = result["simulated"]
+        assert simulated["tokens"] == 200
+        assert simulated["speedup"] == pytest.approx(simulated["plain_passes"] / simulated["passes"])
+        assert (simulated["tok_s"] is None) == (result["machine"] == "ideal")
+    assert "Acceptance is synthetic (alpha 0.8)" in err
+    assert "Costs are published (tpu-v4-chinchilla)" in err
+
+
+def test_a_dry_run_names_everything_and_runs_nothing(capsys, monkeypatch):
+    monkeypatch.setattr("outrider.sim.report.simulate", None)
+    code, out, err = run(capsys, "--ranks", "0.5,0.2", "--machine", "tpu-v4-t5-base", "--dry-run", "--json")
+    assert code == 0, err
+    found = json.loads(out)
+    assert (found["results"], found["settings"]["dry_run"], found["settings"]["ks"]) == ([], True, [1, 2, 3, 5, 8])
+    assert "Acceptance is synthetic (tree by rank)" in err
+    assert "0.040" in err
+
+
+def test_the_list_of_machines(capsys):
+    code, out, _ = run(capsys, "--list")
+    assert code == 0
+    for name, machine in MACHINES.items():
+        assert f"{name}  [{machine.kind}] {machine.source}" in out
+    code, out, _ = run(capsys, "--list", "--json")
+    assert [machine["name"] for machine in json.loads(out)["machines"]] == list(MACHINES)
+
+
+BAD = {
+    "no acceptance": ([], ["--alpha A", "--bench FILE"]),
+    "no draft cost": (["--alpha", "0.5"], ["--draft-cost C", "'ideal'"]),
+    "alpha no number": (["--alpha", "high"], ["--alpha 'high'", "0 to 1"]),
+    "alpha above 1": (["--alpha", "0.5,1.5"], ["--alpha '0.5,1.5'", "0 to 1"]),
+    "empty acceptance": (["--acceptance", ""], ["--acceptance ''", "0.8,0.7"]),
+    "ranks above 1": (["--ranks", "0.7,0.6", "--draft-cost", "0"], ["1.300", "at most one"]),
+    "negative draft cost": (["--alpha", "0.5", "--draft-cost", "-1"], ["c = -1.0", ">= 0"]),
+    "noise": (["--tables", "-1"], ["noise -1.0", "0 (equal tables) to 100"]),
+    "rule": (["--tables", "0.5", "--rule", "blok"], ["'blok'", "'block'"]),
+    "rule without tables": (["--alpha", "0.5", "--rule", "chain"], ["--rule chain", "--tables"]),
+    "machine": (["--alpha", "0.5", "--machine", "idea"], ["'idea'", "did you mean 'ideal'"]),
+    "missing bench": (["--bench", "nowhere.json"], ["--bench nowhere.json", "no such file"]),
+    "drafter without bench": (["--alpha", "0.5", "--drafter", "suffix"], ["--drafter", "--bench FILE"]),
+    "k beyond the positions": (["--acceptance", "0.5", "--draft-cost", "0", "--k", "2"], ["K = 2", "0 to 1"]),
+    "k": (["--alpha", "0.5", "--draft-cost", "0", "--k", "99"], ["99", "64"]),
+    "tokens": (["--alpha", "0.5", "--draft-cost", "0", "--tokens", "0"], ["0 tokens", "1 to 20000"]),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_one_line(capsys, case):
+    args, parts = BAD[case]
+    code, out, err = run(capsys, *args)
+    assert (code, out, err.count("\n")) == (2, "", 1), err
+    for part in parts:
+        assert part in err
