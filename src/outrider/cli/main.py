@@ -32,6 +32,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "verify": ("outrider.cli.verify:verify", "Check that speculation changes no answer."),
         "bench": ("outrider.cli.bench:bench", "Measure plain and speculative decoding on your prompts."),
         "profile": ("outrider.cli.profile:profile", "Measure a target pass by its number of rows."),
+        "sim": ("outrider.cli.sim:sim", "Simulate another drafter, draft length or machine, beside theory."),
         "doctor": ("outrider.cli.doctor:doctor", "What was detected, what is used, and whether it computes right."),
         "train": ("outrider.cli.train:train", "Train a draft head on what a target says and thinks."),
         "models": ("outrider.cli.models:app", "List, fetch, inspect and pair models."),
