@@ -61,6 +61,21 @@ def rss() -> int | None:
     return _status_nbytes("VmRSS")
 
 
+def available() -> int | None:
+    """Bytes that this process could take now without anything being swapped out; None where the system does not tell.
+
+    A control group's limit counts; what it can give back (files that were read) is not counted as taken.
+    """
+    system = _field_nbytes(Path("/proc/meminfo"), "MemAvailable:", 1024)
+    group = Path("/sys/fs/cgroup")
+    try:
+        limit, used = (int((group / name).read_text("ascii")) for name in ("memory.max", "memory.current"))
+    except (OSError, ValueError):  # no such group, or "max"
+        return system
+    free = limit - used + (_field_nbytes(group / "memory.stat", "inactive_file", 1) or 0)
+    return max(free if system is None else min(system, free), 0)
+
+
 def peak_rss() -> int | None:
     """The most that the process ever held in memory."""
     known = _status_nbytes("VmHWM")
@@ -82,9 +97,14 @@ def forget_peak() -> bool:
 
 
 def _status_nbytes(field: str) -> int | None:
+    return _field_nbytes(Path("/proc/self/status"), f"{field}:", 1024)
+
+
+def _field_nbytes(path: Path, field: str, unit: int) -> int | None:
+    """A number of the file, of lines "field number"; None where there is no such file or field."""
     try:
-        lines = Path("/proc/self/status").read_text("ascii", "replace").splitlines()
+        lines = path.read_text("ascii", "replace").splitlines()
     except OSError:
         return None
-    found = [line.split() for line in lines if line.startswith(f"{field}:")]
-    return 1024 * int(found[0][1]) if found else None
+    found = [line.split() for line in lines if line.split()[:1] == [field]]
+    return unit * int(found[0][1]) if found else None

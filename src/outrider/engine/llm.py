@@ -92,7 +92,7 @@ class LLM:
         on_load: Callable[[str], None] | None = None,
     ) -> None:
         asked = _asked_for(drafter, has_draft=draft_model is not None)
-        _check_options(asked, rule, threads, k, has_draft=draft_model is not None)
+        check_options(asked, rule, threads, k, has_draft=draft_model is not None)
         rides = draft_model is not None and any("head" in needs_of(name) for name in asked)
         target = open_model(model, dtype=dtype, device=device, offline=offline, progress=progress, on_load=on_load)
         draft = (
@@ -390,7 +390,7 @@ def _choose_k(k: int | None, head: OpenedHead | None) -> tuple[int, Decision]:
     return DEFAULT_K, Decision("k", str(DEFAULT_K), "draft tokens a round")
 
 
-def _check_options(names: list[str], rule: str, threads: int | None, k: int | None, *, has_draft: bool) -> None:
+def check_options(names: list[str], rule: str, threads: int | None, k: int | None, *, has_draft: bool) -> None:
     """What can be refused before a model is loaded is."""
     if k is not None:
         check_k(k)

@@ -56,14 +56,19 @@ def load_model(
 
     Raises `ConfigError` for an option, `ModelNotFoundError`, `ModelFileError` or `MissingExtraError` for the model.
     """
-    if dtype not in ("auto", *DTYPES):
-        raise ConfigError(f"dtype {dtype!r} is not allowed: give one of auto, {', '.join(DTYPES)}")
+    require_dtype(dtype)
     if backend not in BACKENDS:
         raise ConfigError(f"backend {backend!r} is not allowed: give {', '.join(BACKENDS[:-1])} or {BACKENDS[-1]}")
     path, began = Path(path), time.perf_counter()
     model, tokenizer, template, decisions = _parts(path, dtype, device, backend, draft)
     load_s = time.perf_counter() - began
     return LoadedModel(name or model.name, path, model, tokenizer, template, model.nbytes, load_s, decisions)
+
+
+def require_dtype(dtype: str) -> None:
+    """Raises ConfigError unless it is one of DTYPES, or auto."""
+    if dtype not in ("auto", *DTYPES):
+        raise ConfigError(f"dtype {dtype!r} is not allowed: give one of auto, {', '.join(DTYPES)}")
 
 
 def _parts(path: Path, dtype: str, device: str, backend: str, draft: bool) -> _Parts:
@@ -75,10 +80,10 @@ def _parts(path: Path, dtype: str, device: str, backend: str, draft: bool) -> _P
         if backend == "native" or not path.is_dir():
             raise
         return _through_transformers(path, device, dtype, f"the native decoder cannot: {error}")
-    return _natively(checkpoint, device, _precision(dtype, device, checkpoint, draft))
+    return _natively(checkpoint, device, precision_of(dtype, device, checkpoint, draft))
 
 
-def _precision(asked: str, device: str, checkpoint: Checkpoint | None, draft: bool = False) -> Decision:
+def precision_of(asked: str, device: str, checkpoint: Checkpoint | None, draft: bool = False) -> Decision:
     """The form of the weights that is fastest here. Activations between layers and logits are float32 either way."""
     kind = checkpoint.raw("layers.0.gate.weight").type_name if checkpoint else "unknown"
     has_kernels = kernels.available() and torch.device(device).type == "cpu"
@@ -153,7 +158,7 @@ def _arithmetic(model: Decoder) -> Decision:
 
 
 def _through_transformers(folder: Path, device: str, dtype: str, why: str) -> _Parts:
-    precision = _precision(dtype, device, None)
+    precision = precision_of(dtype, device, None)
     weights = DTYPES[precision.value]
     assert weights is not None
     model = TransformersModel.from_folder(folder, dtype=weights, device=device)

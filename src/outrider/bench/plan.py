@@ -1,0 +1,224 @@
+"""`plan`: what two models, their caches and the work on them take in memory, before anything is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from outrider.bench.memory import available, file_nbytes, rss
+from outrider.control.fixed import check_k
+from outrider.core.step import PREFILL_CHUNK
+from outrider.errors import ConfigError, ModelFileError
+from outrider.models.decoder import Decoder
+from outrider.models.footprint import sized_decoder
+from outrider.models.loader.checkpoint import Checkpoint, UnknownArchitectureError, open_checkpoint
+
+PLAN_SCHEMA = "outrider.plan/1"
+TIGHT = 0.9
+"""More than this share of what is available is called tight."""
+COMMON_CONTEXT = 4096
+DTYPES = ("quantised", "bfloat16", "int4")
+"""Forms of the target's weights that may be smaller, the ones that lose least first."""
+FLOAT_NBYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """Bytes that something takes. Exact ones follow from the file's header and the code; others are estimates."""
+
+    name: str
+    nbytes: int
+    exact: bool
+    how: str
+
+    def to_json(self) -> dict[str, object]:
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A model by its header, to be loaded as `dtype` says."""
+
+    name: str
+    checkpoint: Checkpoint
+    dtype: str
+    draft: bool = False
+
+    @classmethod
+    def open(cls, name: str, path: Path, dtype: str, *, draft: bool = False) -> Model:
+        """Raises UserError for a file that is none, or a model that the native decoder does not run."""
+        try:
+            return cls(name, open_checkpoint(path), dtype, draft)
+        except UnknownArchitectureError as error:
+            hint = "; a draft head is named with --drafter" if draft else ""
+            raise ModelFileError(f"plan knows the models of the native decoder alone{hint}: {error}") from None
+
+    @property
+    def role(self) -> str:
+        return "draft" if self.draft else "target"
+
+    @property
+    def context_length(self) -> int:
+        return self.checkpoint.config.context_length
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What is to be run: `batch` sequences of `context` tokens, prompt and answer, with drafts of `k`.
+
+    `head` is the file or folder of a draft head on the target, where there is one.
+    """
+
+    target: Model
+    draft: Model | None
+    head: Path | None
+    context: int
+    batch: int
+    k: int
+
+    def __post_init__(self) -> None:
+        check_k(self.k)
+        if not 1 <= self.context <= self.target.context_length:
+            raise ConfigError(
+                f"context = {self.context} is not allowed: give 1 to {self.target.context_length}, which "
+                f"{self.target.name} holds"
+            )
+        if self.batch < 1:
+            raise ConfigError(f"batch = {self.batch} is not allowed: give an integer >= 1")
+
+    def items(self) -> list[Item]:
+        found = list(_model_items(self.target, self))
+        if self.draft is not None:
+            found += _model_items(self.draft, self)
+        if self.head is not None:
+            how = "as large as its file; its keys and values are of a layer or two and are not counted"
+            found.append(Item("head weights", file_nbytes(self.head), False, how))
+        return found
+
+
+def usual_context(target: Model) -> int:
+    """What is planned for when nothing is said."""
+    return min(COMMON_CONTEXT, target.context_length)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What it takes, and whether this machine has it. `available` None: the system does not tell.
+
+    `process` is what Python and its libraries hold already, which `available` does not count.
+    """
+
+    work: Work
+    items: list[Item]
+    available: int | None
+    process: int | None
+
+    @property
+    def needed(self) -> int:
+        return sum(item.nbytes for item in self.items)
+
+    @property
+    def fits(self) -> bool | None:
+        """None: not known."""
+        return None if self.available is None else self.needed <= self.available
+
+    @property
+    def tight(self) -> bool:
+        return bool(self.fits) and self.available is not None and self.needed > TIGHT * self.available
+
+    def remedies(self) -> list[str]:
+        """Single changes with which it would fit."""
+        return [] if self.fits is not False else [said for said, work in _smaller(self.work) if plan(work).fits]
+
+    def to_json(self) -> dict[str, object]:
+        work = self.work
+        return {
+            "schema": PLAN_SCHEMA,
+            "target": work.target.name,
+            "draft": work.draft.name if work.draft else None,
+            "head": str(work.head) if work.head else None,
+            "context": work.context,
+            "batch": work.batch,
+            "k": work.k,
+            "items": [item.to_json() for item in self.items],
+            "needed_bytes": self.needed,
+            "available_bytes": self.available,
+            "process_bytes": self.process,
+            "fits": self.fits,
+            "tight": self.tight,
+            "remedies": self.remedies(),
+        }
+
+
+def plan(work: Work) -> Plan:
+    """Reads headers and what the system says of its memory. Raises ConfigError for a dtype that is not possible."""
+    return Plan(work, work.items(), available(), rss())
+
+
+def cache_nbytes(decoder: Decoder, context: int, k: int) -> tuple[int, int]:
+    """(held, on the way): bytes of one sequence's keys and values when it has `context` positions, and the most that
+    the block before takes beside a larger one while it is copied.
+
+    The sequence is a prompt and an answer of k + 1 tokens: the engine runs the prompt but its last token in chunks,
+    then a round of 1 + k rows. Blocks double, so another length of the prompt may take up to twice the context's bytes,
+    and never more than the model's own context.
+    """
+    cache, beside = decoder.new_cache(), 0
+    ahead = max(context - k - 2, 0)
+    chunks = [min(PREFILL_CHUNK, ahead - start) for start in range(0, ahead, PREFILL_CHUNK)]
+    for count in [*chunks, min(k + 1, context)]:
+        before = cache.nbytes
+        cache.reserve(count)
+        beside = max(beside, before if cache.nbytes > before else 0)
+        cache.keep(range(count))
+    return cache.nbytes, beside
+
+
+def _model_items(model: Model, work: Work) -> Iterator[Item]:
+    decoder, precision = sized_decoder(model.checkpoint, model.name, dtype=model.dtype, draft=model.draft)
+    yield Item(f"{model.role} weights", decoder.nbytes, True, f"{precision.value}: {precision.reason}")
+    context = min(work.context, model.context_length)
+    held, beside = cache_nbytes(decoder, context, work.k)
+    kind = str(decoder.kv_dtype).removeprefix("torch.")
+    how = f"{work.batch} x {context} positions in {kind}, spare room included"
+    yield Item(f"{model.role} cache", held * work.batch, True, how)
+    how = "rows of a pass and their logits; a cache beside its larger copy"
+    yield Item(f"{model.role} scratch", _scratch_nbytes(decoder, work, model.draft) + beside, False, how)
+
+
+def _scratch_nbytes(decoder: Decoder, work: Work, draft: bool) -> int:
+    """An estimate: the widest arrays of a pass over a prompt, and the logits of a round with a copy for sampling. A
+    draft model takes the prompts of all sequences in one pass."""
+    config, rows = decoder.config, work.batch * (work.k + 1)
+    attended = (config.n_heads + 2 * config.n_kv_heads) * config.head_dim
+    width = 3 * config.hidden_size + attended + 3 * config.ffn_size
+    prefill = PREFILL_CHUNK * (work.batch if draft else 1)
+    return FLOAT_NBYTES * (max(prefill, rows) * width + 2 * rows * decoder.vocab_size)
+
+
+def _smaller(work: Work) -> Iterator[tuple[str, Work]]:
+    """Changes that may make it fit, each as little as it takes, and the work with it."""
+    for dtype in DTYPES:
+        try:
+            smaller = replace(work, target=replace(work.target, dtype=dtype))
+            smaller.items()
+        except ConfigError:
+            continue
+        yield f"--dtype {dtype}", smaller
+    contexts = [1 << bit for bit in range(work.context.bit_length()) if 1 << bit < work.context]
+    yield from _largest("--context", [replace(work, context=context) for context in contexts])
+    yield from _largest("--batch", [replace(work, batch=batch) for batch in range(1, work.batch)])
+    if work.draft is not None:
+        yield "no --draft-model", replace(work, draft=None)
+
+
+def _largest(option: str, growing: list[Work]) -> Iterator[tuple[str, Work]]:
+    """The last of them that fits, found by halving; nothing where none does."""
+    low, high = 0, len(growing)
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (middle + 1, high) if plan(growing[middle]).fits else (low, middle)
+    if low:
+        best = growing[low - 1]
+        yield f"{option} {best.context if option == '--context' else best.batch}", best
