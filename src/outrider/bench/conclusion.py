@@ -6,15 +6,13 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from enum import StrEnum
 
+from outrider.bench.interval import ENOUGH
 from outrider.bench.lanes import PLAIN
 from outrider.bench.measure import PEER
 from outrider.bench.summary import ALL, LaneSummary, Speedup
 
 MATTERS = 1.02
 """A median speed-up below this is called none: it is no reason to switch anything on."""
-
-ENOUGH = 4
-"""Fewer prompts than this decide nothing: quartiles of three are the extremes."""
 
 AGREE = 1.1
 """Ratios of one speed-up that are further apart than this factor show that it hangs on how one counts."""

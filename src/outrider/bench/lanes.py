@@ -43,8 +43,7 @@ def plain_lane(rule: str) -> Lane:
 
 
 def lanes(llm: LLM, methods: Seq[str], ks: Seq[int], rules: Seq[str]) -> list[Lane]:
-    """Every combination, drafters outermost. Raises ConfigError for a drafter that is not loaded, or a K that is not
-    allowed.
+    """`combinations` of what `llm` has loaded. Raises ConfigError for a drafter that is not.
 
     The engine's own K caps each lane's: build it with the largest.
     """
@@ -52,6 +51,11 @@ def lanes(llm: LLM, methods: Seq[str], ks: Seq[int], rules: Seq[str]) -> list[La
     for method in methods:
         if method not in drafters:
             raise ConfigError(f"drafter {method!r} is not loaded in this engine: choose one of {', '.join(drafters)}")
+    return combinations(methods, ks, rules)
+
+
+def combinations(methods: Seq[str], ks: Seq[int], rules: Seq[str]) -> list[Lane]:
+    """Every combination, drafters outermost, each once. Raises ConfigError for a K that is not allowed, or no lane."""
     for k in ks:
         check_k(k)
     drafting = [method for method in dict.fromkeys(methods) if method != "none"]

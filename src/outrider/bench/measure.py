@@ -29,15 +29,18 @@ WARM_UP_TOKENS = 16
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One answer of one lane.
+    """One answer of one lane to turn `turn` (from 0) of `question`; `prompt` names the two.
 
     `decode_s` is the time after the prefill, `total_s` the wall time of the request, `ttft_s` that to its first
     token. `tpot_s` is seconds a token after the first chunk, None when one chunk was all. `target_s` and `draft_s` are
-    the parts of `decode_s` spent in target passes and in drafting. `counts_known`: whether `stats` counts rounds.
+    the parts of `decode_s` spent in target passes and in drafting. `round_tokens` are the tokens emitted by each round.
+    `counts_known`: whether `stats` counts rounds.
     """
 
     lane: str
     prompt: str
+    question: str
+    turn: int
     category: str
     repetition: int
     prompt_tokens: int
@@ -55,6 +58,7 @@ class Run:
     rule: str = ""
     finish_reason: str = ""
     seed: int = 0
+    round_tokens: tuple[int, ...] = ()
     counts_known: bool = True
 
 
@@ -81,9 +85,11 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class _Item:
-    """One request: its token ids, and its conversation for a peer."""
+    """One request, a turn of a question: its token ids, and its conversation for a peer."""
 
     id: str
+    question: str
+    turn: int
     category: str
     prompt_ids: list[int]
     messages: list[dict[str, str]] = field(default_factory=list)
@@ -107,8 +113,7 @@ def bench(
     `raw` gives the prompts as text, else they go through the chat template. Of a prompt with several turns, each is
     measured; the later ones continue from plain's answers, so that all lanes get the same prompt.
     """
-    if repeat < 1 or warm_up < 0:
-        raise ConfigError(f"repeat = {repeat}, warm-up = {warm_up}: give repeat >= 1 and warm-up >= 0")
+    check_counts(repeat, warm_up)
     if len({lane.rule for lane in lanes}) != 1:
         raise ConfigError("bench compares lanes of one acceptance rule: name exactly one")
     everyone = [plain_lane(lanes[0].rule), *lanes]
@@ -131,12 +136,19 @@ def bench(
     return Measured(list(lanes), params, runs, differences, _notes(runs, lanes, params), peer)
 
 
+def check_counts(repeat: int, warm_up: int) -> None:
+    """Raises ConfigError for numbers of answers that cannot be."""
+    if repeat < 1 or warm_up < 0:
+        raise ConfigError(f"repeat = {repeat}, warm-up = {warm_up}: give repeat >= 1 and warm-up >= 0")
+
+
 def _items(llm: LLM, prompt: Conversation, raw: bool, last_answer: Callable[[], str]) -> Iterator[_Item]:
     """The requests of a prompt, one a turn."""
     if raw:
         if len(prompt.turns) > 1:
             raise ConfigError(f"prompt {prompt.id} has {len(prompt.turns)} turns: a raw prompt is one text (--turns 1)")
-        yield _Item(prompt.id, prompt.category, llm.encode_prompt(prompt.turns[0]), text=prompt.turns[0])
+        ids = llm.encode_prompt(prompt.turns[0])
+        yield _Item(prompt.id, prompt.id, 0, prompt.category, ids, text=prompt.turns[0])
         return
     messages: list[dict[str, str]] = []
     for number, turn in enumerate(prompt.turns):
@@ -144,7 +156,7 @@ def _items(llm: LLM, prompt: Conversation, raw: bool, last_answer: Callable[[], 
             messages = [*messages, {"role": "assistant", "content": last_answer()}]
         messages = [*messages, {"role": "user", "content": turn}]
         name = f"{prompt.id}/{number + 1}" if number else prompt.id
-        yield _Item(name, prompt.category, llm.encode_prompt(messages), messages)
+        yield _Item(name, prompt.id, number, prompt.category, llm.encode_prompt(messages), messages)
 
 
 def _warm_up(
@@ -199,6 +211,8 @@ def _run(llm: LLM, item: _Item, params: SamplingParams, lane: Lane, repetition: 
     return Run(
         lane=lane.name,
         prompt=item.id,
+        question=item.question,
+        turn=item.turn,
         category=item.category,
         repetition=repetition,
         prompt_tokens=result.timings.prompt_n,
@@ -216,7 +230,14 @@ def _run(llm: LLM, item: _Item, params: SamplingParams, lane: Lane, repetition: 
         rule=completion.rule,
         finish_reason=completion.finish_reason,
         seed=completion.seed,
+        round_tokens=_round_tokens(completion.origins),
     )
+
+
+def _round_tokens(origins: Seq[Origin]) -> tuple[int, ...]:
+    """Tokens of each round: a round ends with the rule's own token, or with the answer."""
+    ends = [i for i, origin in enumerate(origins, 1) if origin is not Origin.ACCEPTED or i == len(origins)]
+    return tuple(stop - start for start, stop in zip([0, *ends], ends, strict=False))
 
 
 def _seconds_per_token(arrivals: Seq[tuple[float, Origin]]) -> float | None:
@@ -231,6 +252,8 @@ def _peer_run(answer: PeerAnswer, item: _Item, repetition: int) -> Run:
     return Run(
         lane=PEER,
         prompt=item.id,
+        question=item.question,
+        turn=item.turn,
         category=item.category,
         repetition=repetition,
         prompt_tokens=answer.prompt_tokens,

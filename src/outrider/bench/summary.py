@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from statistics import median, quantiles
 
 from outrider.bench.compare import Outcome
+from outrider.bench.interval import LEVEL, Interval, median_interval, ratio_interval
 from outrider.bench.lanes import PLAIN
 from outrider.bench.measure import Measured, Run
 from outrider.core.stats import SpecStats
@@ -44,6 +45,7 @@ class Row:
     """One prompt in one lane: medians over the repetitions."""
 
     prompt: str
+    question: str
     tokens: float
     decode_s: float
     total_s: float
@@ -56,17 +58,20 @@ class Speedup:
     """Against plain in the same run. Above 1 is faster.
 
     `by_prompt` is the spread of the per-prompt ratios, `of_medians` the ratio of the median speeds, `of_totals` that of
-    all tokens a second; each over `rows` prompts.
+    all tokens a second; each over `rows` prompts. The intervals are of the median of `by_prompt`, and of `of_totals`.
     """
 
     by_prompt: Spread
     of_medians: float
     of_totals: float
     rows: int
+    median_interval: Interval | None = None
+    totals_interval: Interval | None = None
 
     def to_json(self) -> dict[str, object]:
         ratios = {"of_medians": self.of_medians, "of_totals": self.of_totals}
-        return {"by_prompt": self.by_prompt.to_json(), **ratios, "rows": self.rows}
+        intervals = {"level": LEVEL, "median": _json(self.median_interval), "of_totals": _json(self.totals_interval)}
+        return {"by_prompt": self.by_prompt.to_json(), **ratios, "rows": self.rows, "interval": intervals}
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +80,8 @@ class LaneSummary:
 
     `differing` counts prompts whose answer is not plain's (None: answers cannot be compared), of which `ties` are
     explained by rounding and `diverged` are not. Speed-ups leave differing prompts out. `beyond` names the
-    prompts whose speed-up is more than their acceptance length can give.
+    prompts whose speed-up is more than their acceptance length can give. `draft_steps` is the drafting of a round over
+    a plain step.
     """
 
     lane: str
@@ -99,6 +105,7 @@ class LaneSummary:
     draft_share: float | None
     round_ms: float | None
     beyond: tuple[str, ...] = ()
+    draft_steps: float | None = None
 
     @property
     def implausible(self) -> bool:
@@ -133,7 +140,12 @@ class LaneSummary:
             "acceptance_by_position_conditional": conditional_acceptance(self.stats),
             "target_passes": self.stats.rounds,
             "draft_passes": self.stats.draft_passes,
-            "time": {"round_ms": self.round_ms, "target_share": self.target_share, "draft_share": self.draft_share},
+            "time": {
+                "round_ms": self.round_ms,
+                "target_share": self.target_share,
+                "draft_share": self.draft_share,
+                "draft_in_plain_steps": self.draft_steps,
+            },
         }
 
 
@@ -191,7 +203,15 @@ def _summary(measured: Measured, lane: str, category: str) -> LaneSummary:
         draft_share=sum(run.draft_s for run in first) / decode_s if timed else None,
         round_ms=1000 * decode_s / stats.rounds if timed and stats.rounds else None,
         beyond=() if lane == PLAIN else _beyond(fair, plain, lengths),
+        draft_steps=_draft_steps(first, [run for run in runs if run.lane == PLAIN and run.repetition == 0]),
     )
+
+
+def _draft_steps(runs: Seq[Run], plain: Seq[Run]) -> float | None:
+    """Drafting time of a round over the time of a plain step; None where rounds are not known."""
+    rounds, steps = sum(run.stats.rounds for run in runs), sum(run.stats.rounds for run in plain)
+    step_s = sum(run.decode_s for run in plain) / steps if steps else 0.0
+    return sum(run.draft_s for run in runs) / rounds / step_s if rounds and step_s > 0 else None
 
 
 def _rows(runs: Seq[Run]) -> list[Row]:
@@ -205,6 +225,7 @@ def _row(prompt: str, runs: Seq[Run]) -> Row:
     ttft, tpot = Spread.of(run.ttft_s for run in runs), Spread.of(run.tpot_s for run in runs)
     return Row(
         prompt,
+        runs[0].question,
         median(run.tokens for run in runs),
         median(run.decode_s for run in runs),
         median(run.total_s for run in runs),
@@ -238,7 +259,16 @@ def _speedup(rows: Seq[Row], plain: dict[str, Row], seconds: Callable[[Row], flo
     middles = [Spread.of(_per_second(row.tokens, seconds(row)) for row in group) for group in (rows, reference)]
     if not (spread and mine and base and middles[0] and middles[1]):
         return None
-    return Speedup(spread, middles[0].median / middles[1].median, mine / base, len(rows))
+    parts = [(r.tokens, seconds(r), p.tokens, seconds(p)) for r, p in zip(rows, reference, strict=True)]
+    known = [(r.question, ratio) for r in rows if (ratio := _ratio(r, plain[r.prompt], seconds)) is not None]
+    return Speedup(
+        spread,
+        middles[0].median / middles[1].median,
+        mine / base,
+        len(rows),
+        median_interval([question for question, _ in known], [ratio for _, ratio in known]),
+        ratio_interval([row.question for row in rows], parts),
+    )
 
 
 def _ratio(ours: Row, theirs: Row, seconds: Callable[[Row], float]) -> float | None:
@@ -254,5 +284,5 @@ def _beyond(rows: Seq[Row], plain: dict[str, Row], acceptance_length: dict[str, 
     )
 
 
-def _json(value: Spread | Speedup | None) -> dict[str, object] | dict[str, float] | None:
+def _json(value: Spread | Speedup | Interval | None) -> dict[str, object] | dict[str, float] | list[float] | None:
     return None if value is None else value.to_json()

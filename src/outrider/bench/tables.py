@@ -11,6 +11,8 @@ from rich.text import Text
 
 from outrider.bench.compare import Outcome
 from outrider.bench.conclusion import Conclusion, conclude
+from outrider.bench.cost import Price
+from outrider.bench.interval import Interval
 from outrider.bench.lanes import PLAIN
 from outrider.bench.measure import PEER, Measured
 from outrider.bench.summary import ALL, LaneSummary, Spread
@@ -129,15 +131,31 @@ def print_bench(
     console: Console,
     *,
     verdict: Conclusion | None = None,
+    price: Price | None = None,
 ) -> None:
-    """A table over all prompts, one of categories where there are several, notes, the verdict (None: that of an idle
-    machine)."""
+    """A table over all prompts, one of categories where there are several, costs, notes, the verdict (None: that of an
+    idle machine)."""
     console.print(_speed_table([summary for summary in summaries if summary.category == ALL]))
     if any(summary.category != ALL for summary in summaries):
         console.print(_category_table(summaries, measured.lane_names))
+    for line in _cost_lines(summaries, price or Price()):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
     for note in [*warnings, *measured.notes, *summary_notes(summaries)]:
         console.print(f"note: {note}", markup=False, highlight=False, soft_wrap=True)
     console.print(Text(f"verdict: {(verdict or conclude(summaries)).sentence}", style="bold"), soft_wrap=True)
+
+
+def _cost_lines(summaries: Seq[LaneSummary], price: Price) -> list[str]:
+    """What a million tokens cost in each lane but the peer's, whose machine may be another one."""
+    lines = []
+    for s in summaries:
+        tok_s = s.tok_s_with_prefill_total
+        if s.category != ALL or s.lane == PEER or not tok_s:
+            continue
+        money, kwh = price.money(tok_s), price.kwh(tok_s)
+        parts = [*([f"{money:.4g}"] if money is not None else []), *([f"{kwh:.4g} kWh"] if kwh is not None else [])]
+        lines += [f"a million tokens of {s.lane} cost {' and '.join(parts)}"] if parts else []
+    return lines
 
 
 def _category_table(summaries: Seq[LaneSummary], lanes: Seq[str]) -> Table:
@@ -164,7 +182,19 @@ def _category_cell(s: LaneSummary) -> str:
 def _speed_table(summaries: Seq[LaneSummary]) -> Table:
     table = Table(header_style="bold")
     table.add_column("lane")
-    columns = ["tok/s", "IQR", "speed-up", "IQR", "of totals", "+prefill", "accept", "length", "passes", "TTFT ms"]
+    columns = [
+        "tok/s",
+        "IQR",
+        "speed-up",
+        "IQR",
+        "95 %",
+        "of totals",
+        "+prefill",
+        "accept",
+        "length",
+        "passes",
+        "TTFT ms",
+    ]
     for name in [*columns, "TPOT ms", "draft", "target", "answers"]:
         table.add_column(name, justify="right")
     for s in summaries:
@@ -176,6 +206,7 @@ def _speed_table(summaries: Seq[LaneSummary]) -> Table:
             _quartiles(s.tok_s, ".1f"),
             _factor(speedup.by_prompt.median if speedup else None),
             _quartiles(speedup.by_prompt if speedup else None, ".2f"),
+            _bounds(speedup.median_interval if speedup else None),
             _factor(speedup.of_totals if speedup else None),
             _factor(prefill.by_prompt.median if prefill else None),
             f"{s.stats.acceptance_rate:.0%}" if s.stats.drafted else "-",
@@ -227,13 +258,15 @@ def bench_json(
     warnings: Seq[str],
     *,
     verdict: Conclusion | None = None,
+    price: Price | None = None,
 ) -> dict[str, object]:
     """The document on the last line of `bench`. `facts` describe machine, model and settings."""
     lanes = []
     known = {lane.name: lane for lane in measured.lanes}
     for name in measured.lane_names:
         lane = known.get(name)
-        mine = {summary.category: summary.to_json() for summary in summaries if summary.lane == name}
+        own = price if name != PEER else None
+        mine = {summary.category: _summary_json(summary, own) for summary in summaries if summary.lane == name}
         lanes.append(
             {
                 "lane": name,
@@ -249,11 +282,17 @@ def bench_json(
     return {
         "schema": BENCH_SCHEMA,
         **facts,
+        "price": price.to_json() if price else None,
         "verdict": (verdict or conclude(summaries)).to_json(),
         "lanes": lanes,
         "peer": {"url": peer.url, "model": peer.model, "figures_from": sorted(peer.sources)} if peer else None,
         "notes": [*warnings, *measured.notes, *summary_notes(summaries)],
     }
+
+
+def _summary_json(summary: LaneSummary, price: Price | None) -> dict[str, object]:
+    cost = price.of(summary.tok_s_with_prefill_total) if price else None
+    return {**summary.to_json(), "cost": cost}
 
 
 def _middle(spread: Spread | None, form: str, scale: float = 1.0) -> str:
@@ -262,6 +301,10 @@ def _middle(spread: Spread | None, form: str, scale: float = 1.0) -> str:
 
 def _quartiles(spread: Spread | None, form: str) -> str:
     return "-" if spread is None else f"{spread.q1:{form}}..{spread.q3:{form}}"
+
+
+def _bounds(interval: Interval | None) -> str:
+    return "-" if interval is None else f"{interval.low:.2f}..{interval.high:.2f}"
 
 
 def _factor(value: float | None) -> str:

@@ -31,6 +31,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "chat": ("outrider.cli.chat:chat", "Talk with a model, turn by turn."),
         "verify": ("outrider.cli.verify:verify", "Check that speculation changes no answer."),
         "bench": ("outrider.cli.bench:bench", "Measure plain and speculative decoding on your prompts."),
+        "compare": ("outrider.cli.compare:compare", "Compare two results of bench."),
         "plan": ("outrider.cli.plan:plan", "What two models take in memory, before anything is loaded."),
         "profile": ("outrider.cli.profile:profile", "Measure a target pass by its number of rows."),
         "sim": ("outrider.cli.sim:sim", "Simulate another drafter, draft length or machine, beside theory."),

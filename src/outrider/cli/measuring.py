@@ -15,6 +15,7 @@ from outrider.cli import common
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from outrider.bench.dry_run import Work
     from outrider.core.types import SamplingParams
     from outrider.engine.llm import LLM
     from outrider.engine.prompt_file import Conversation
@@ -31,6 +32,9 @@ Category = Annotated[
 ]
 Seed = Annotated[int, typer.Option(metavar="N", help="The seed of every answer.")]
 IgnoreEos = Annotated[bool, typer.Option("--ignore-eos", help="Go on to --max-tokens, whatever the model says.")]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Say which lanes, prompts and tokens that would be, and do nothing.")
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +108,17 @@ class Setup:
             print_plan(llm.plan)
         return llm
 
+    @property
+    def models(self) -> tuple[str, ...]:
+        """What `open` would load."""
+        return (self.target, *([self.draft_model] if self.draft_model else []))
+
+    def check(self) -> None:
+        """Refuses what `open` would refuse before it loads anything. Raises ConfigError."""
+        from outrider.engine.llm import check_options
+
+        check_options(self.drafters, self.rule, self.threads, max(self.ks), has_draft=self.draft_model is not None)
+
     def raw(self, llm: LLM) -> bool:
         """Whether prompts are given as they are, without the chat template."""
         from outrider.cli.answer import has_own_template
@@ -115,6 +130,7 @@ def facts(
     llm: LLM, setup: Setup, params: SamplingParams, prompts: list[Conversation], machine: dict[str, object], raw: bool
 ) -> dict[str, object]:
     """Machine, model and settings of a report."""
+    from outrider.bench.result_file import prompts_digest
     from outrider.engine.report import plan_json
 
     return {
@@ -128,16 +144,38 @@ def facts(
         "settings": {
             "prompts": str(setup.prompts) if setup.prompts else "built-in",
             "prompt_count": len(prompts),
+            "prompts_digest": prompts_digest(prompts),
             "categories": sorted({prompt.category for prompt in prompts}),
-            "form": "raw" if raw else "chat",
+            "form": form(raw),
             "turns": setup.turns,
-            "temperature": params.temperature,
-            "max_tokens": params.max_tokens,
-            "ignore_eos": params.ignore_eos,
-            "seed": params.seed,
+            **settings(params),
             "batch": 1,
         },
     }
+
+
+def form(raw: bool) -> str:
+    """How prompts are given."""
+    return "raw" if raw else "chat"
+
+
+def settings(params: SamplingParams) -> dict[str, object]:
+    """Of the answers."""
+    return {
+        "temperature": params.temperature,
+        "max_tokens": params.max_tokens,
+        "ignore_eos": params.ignore_eos,
+        "seed": params.seed,
+    }
+
+
+def print_dry_run(work: Work, *, json: bool) -> None:
+    """On stdout: sentences, or a document."""
+    if json:
+        common.print_json(work.to_json())
+        return
+    for sentence in work.sentences():
+        print(sentence)
 
 
 def console(*, stderr: bool) -> Console:

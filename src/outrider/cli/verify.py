@@ -7,9 +7,22 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from outrider.cli import common
-from outrider.cli.measuring import Category, IgnoreEos, Limit, Prompts, Seed, Setup, answers_bar, console, facts
+from outrider.cli.measuring import (
+    Category,
+    DryRun,
+    IgnoreEos,
+    Limit,
+    Prompts,
+    Seed,
+    Setup,
+    answers_bar,
+    console,
+    facts,
+    print_dry_run,
+)
 
 if TYPE_CHECKING:
+    from outrider.bench.dry_run import Work
     from outrider.core.types import SamplingParams
 
 EXIT_DIVERGED = 1
@@ -51,6 +64,7 @@ def verify(
     draft_dtype: common.DraftDtype = "auto",
     threads: common.Threads = None,
     offline: common.Offline = False,
+    dry_run: DryRun = False,
     json: common.Json = False,
     quiet: common.Quiet = False,
 ) -> None:
@@ -80,7 +94,20 @@ def verify(
         threads=threads,
         offline=offline,
     )
+    if dry_run:
+        print_dry_run(_work(setup, max_tokens, resolved), json=json)
+        return
     _run(setup, params, resolved, tolerance, json=json, quiet=quiet)
+
+
+def _work(setup: Setup, max_tokens: int, rule: str) -> Work:
+    """What `_run` would do. Raises UserError for what it would refuse."""
+    from outrider.bench.dry_run import Work
+    from outrider.bench.lanes import PLAIN, combinations
+
+    setup.check()
+    names = [lane.name for lane in combinations(setup.drafters, setup.ks, [rule])]
+    return Work("verify", setup.models, (PLAIN, *names), setup.read_prompts(), max_tokens)
 
 
 def _run(setup: Setup, params: SamplingParams, rule: str, tolerance: float | None, *, json: bool, quiet: bool) -> None:

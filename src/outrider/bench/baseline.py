@@ -1,0 +1,110 @@
+"""Whether a bench fell below a stored one: what decides the exit code of `bench --baseline`.
+
+Acceptance lengths are counts, so they are compared as they are. Speeds are compared as ratios to plain, each of its own
+run: a slower machine slows both alike.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+from outrider.bench.result_file import COMPARED, ResultFile
+from outrider.bench.summary import ALL, LaneSummary
+from outrider.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Allowed:
+    """The least that a figure may be of the baseline's."""
+
+    acceptance_ratio: float = 1.0
+    speed_ratio: float = 0.9
+
+    def __post_init__(self) -> None:
+        limits = {"--min-acceptance-ratio": self.acceptance_ratio, "--min-speed-ratio": self.speed_ratio}
+        for option, value in limits.items():
+            if not (math.isfinite(value) and value >= 0):
+                raise ConfigError(f"{option} {value} is not allowed: give a number >= 0, such as 0.95")
+
+
+@dataclass(frozen=True, slots=True)
+class Fall:
+    """A figure of a lane that is less than allowed. `sentence` says it for people."""
+
+    lane: str
+    figure: str
+    now: float | None
+    baseline: float
+    least_ratio: float
+    sentence: str
+
+    def to_json(self) -> dict[str, object]:
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+def require_same_settings(baseline: ResultFile, settings: Mapping[str, object]) -> None:
+    """Raises ConfigError where a setting on which acceptance hangs is another one than the baseline's.
+
+    `settings` may hold some of them only.
+    """
+    for name in COMPARED:
+        if name in settings and baseline.settings.get(name) != settings[name]:
+            what = "other prompts" if name == "prompts_digest" else f"{name} {baseline.settings.get(name)!r}"
+            now = "" if name == "prompts_digest" else f", this run has {settings[name]!r}"
+            raise ConfigError(
+                f"--baseline {baseline.path} was measured with {what}{now}, so acceptance cannot be compared: use the "
+                "same options, or write a new baseline with --out"
+            )
+
+
+def require_common_lane(baseline: ResultFile, lanes: Seq[str]) -> None:
+    """Raises ConfigError where nothing could be compared."""
+    if not set(lanes) & set(baseline.drafting()):
+        raise ConfigError(
+            f"--baseline {baseline.path} has the lanes {', '.join(baseline.drafting())}, this run {', '.join(lanes)}: "
+            "none of them is in both, so there is nothing to compare; use the same --drafter and --k"
+        )
+
+
+def falls(baseline: ResultFile, summaries: Seq[LaneSummary], allowed: Allowed) -> list[Fall]:
+    """What fell, over all prompts, in the lanes that both have."""
+    found: list[Fall] = []
+    for s in summaries:
+        if s.category != ALL or s.lane not in baseline.drafting():
+            continue
+        then = baseline.figures(s.lane)
+        if s.diverged:
+            said = (
+                f"{s.lane}: {s.diverged} of {s.prompts} answers are not plain's; none may differ: run outrider verify"
+            )
+            found.append(Fall(s.lane, "diverged", float(s.diverged), float(then.diverged), 0.0, said))
+        speed = s.speedup.by_prompt.median if s.speedup else None
+        figures: list[tuple[str, float | None, float | None, float, str]] = [
+            ("acceptance length", s.stats.acceptance_length, then.acceptance_length, allowed.acceptance_ratio, ""),
+            ("speed", speed, then.speedup, allowed.speed_ratio, " x plain"),
+        ]
+        for name, now, before, least, unit in figures:
+            if before is not None and (now is None or now < least * before):
+                found.append(Fall(s.lane, name, now, before, least, _sentence(s.lane, name, now, before, least, unit)))
+    return found
+
+
+def _sentence(lane: str, figure: str, now: float | None, before: float, least: float, unit: str) -> str:
+    option = "--min-speed-ratio" if figure == "speed" else "--min-acceptance-ratio"
+    limit = f"at least {least:g} of it is allowed ({option}), that is {least * before:.3f}{unit}"
+    if now is None:
+        return f"{lane}: {figure} could not be measured, the baseline has {before:.3f}{unit}: {limit}"
+    part = f"{now / before:.3f} of the baseline's {before:.3f}" if before else f"the baseline has {before:.3f}"
+    return f"{lane}: {figure} fell to {now:.3f}{unit}, {part}: {limit}"
+
+
+def unchecked(baseline: ResultFile, lanes: Seq[str], target: str) -> list[str]:
+    """Sentences on what the comparison leaves out or should make one doubt."""
+    notes = [f"{lane}: not in the baseline, so not checked" for lane in lanes if lane not in baseline.drafting()]
+    notes += [f"{lane}: in the baseline and not in this run" for lane in baseline.drafting() if lane not in lanes]
+    if baseline.target != target:
+        notes.append(f"the baseline is of the target {baseline.target}, this run of {target}")
+    return notes
