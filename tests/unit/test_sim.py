@@ -7,6 +7,7 @@ import json
 import pytest
 
 from outrider.control.fixed import FixedController
+from outrider.core.registry import VERIFIERS, verifier_class
 from outrider.core.types import SamplingParams
 from outrider.drafters.fixed import FixedDrafter
 from outrider.engine.engine import Engine
@@ -125,6 +126,14 @@ def test_tables_are_judged_by_a_real_rule():
     assert found.stats.draft_passes >= found.stats.drafted
 
 
+@pytest.mark.parametrize("rule", [name for name in VERIFIERS if name != "greedy"])
+def test_tables_are_judged_by_every_rule(rule):
+    found = simulate(Tables(0.4, rule), 2, [Cost()], tokens=40)
+    assert (found.stats.emitted, found.stats.dropped) == (40, {})
+    assert 0 < found.stats.accepted <= found.stats.drafted
+    assert found.stats.accepted < found.stats.drafted or not verifier_class(rule).lossless
+
+
 def bench_document(**changed):
     """What `outrider bench` prints, as far as it is read: half the rounds of `suffix` have a draft of 4."""
     lane = {
@@ -185,7 +194,7 @@ def test_a_recorded_lane_is_replayed_with_its_tokens_and_its_cost(bench_file):
 
 def test_a_category_and_a_drafter_are_chosen(bench_file):
     [code] = recorded(bench_file(), ["suffix"], "code")
-    assert (code.chances, code.c, "code prompts" in code.source) == ((0.5,), None, True)
+    assert (code.chances, code.c, "code prompts" in code.source) == ((0.5,), None, True)  # it tells no times
 
 
 @pytest.mark.parametrize(
@@ -236,6 +245,8 @@ def test_a_profile_is_a_machine(tmp_path):
         ({"schema": "x"}, "schema 'x'"),
         ({"target_seconds": {"1": 0.1}}, r"passes over \[1\] rows"),
         ({"target_seconds": {"1": 0.1, "a": 1}}, "no number of rows"),
+        ({"target_seconds": {"1": 1e-300, "2": 1.0}}, "up to 1000000 times"),
+        ({"target_seconds": {"1": 1e-300, "2": 1e-300}}, "expected 1e-07 or more"),
         ({"target_seconds": {"1": 0.1, "2": -1.0}}, "2 rows costs -1.0"),
         ({"overhead_seconds": -1}, "'overhead_seconds' is -1"),
         ({"model": {}}, "'target' is missing"),

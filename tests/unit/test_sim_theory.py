@@ -219,6 +219,8 @@ def test_a_measured_v_is_linear_between_its_rows_and_along_the_last_two_beyond()
         (lambda: measured_v({1: 1.0, 2: 0.0}), "2 rows costs 0.0"),
         (lambda: Cost(c=-1.0), "c = -1.0"),
         (lambda: Cost(c=math.nan), "c = nan"),
+        (lambda: Cost(once=1e300), "once = 1e\\+300.*from 0 to 1000000"),
+        (lambda: measured_v({1: 1.0, 2: 1e9}), "2 rows costs 1000000000.0"),
     ],
 )
 def test_what_is_no_acceptance_and_no_cost_is_refused(make, part):

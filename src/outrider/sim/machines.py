@@ -17,6 +17,7 @@ from outrider.sim.documents import read_document
 from outrider.sim.theory import RowCost, flat, measured_v
 
 PROFILE_SCHEMA = "outrider.profile/1"
+LEAST_PASS_S = 1e-7
 ROWS_SHOWN = (1, 2, 3, 4, 5, 6, 8, 12, 16, 32)
 
 
@@ -121,8 +122,10 @@ def _measured(path: str, document: JsonObject) -> Machine:
         raise ModelFileError(f"{path}: 'target_seconds' has a key that is no number of rows")
     seconds = {int(key): table.number(key) for key in table.values}
     v = measured_v(seconds)
+    if seconds[1] < LEAST_PASS_S:
+        raise ModelFileError(f"{path}: a pass over 1 row takes {seconds[1]} s, expected {LEAST_PASS_S} or more")
     context = document.child("settings").whole("context")
-    target, cpu = document.child("model").text("target"), document.child("machine").text("cpu")
+    target, cpu = document.child("model").text("target"), document.child("machine").text("cpu", "an unknown processor")
     overhead_s = document.number("overhead_seconds", 0.0)
     if overhead_s < 0:
         raise ModelFileError(f"{path}: 'overhead_seconds' is {overhead_s}, expected a number >= 0")

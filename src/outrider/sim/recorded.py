@@ -87,9 +87,11 @@ def _replayed(path: Path, name: str, lane: JsonObject, plain: JsonObject | None,
 
 def _draft_cost(figures: JsonObject, plain: JsonObject | None, drafting: float, k: int) -> tuple[float | None, float]:
     """What a draft took, in plain passes: by token, or as a whole where the draft model ran once or not at all."""
-    if plain is None or figures.child("time").values.get("draft_share") is None:
+    time = figures.child("time")
+    base = plain.child("all").child("time") if plain is not None else JsonObject(figures.path, {})
+    known = {**time.values, "plain": base.values.get("round_ms"), "pass": base.values.get("target_share")}
+    if any(known.get(name) is None for name in ("round_ms", "draft_share", "plain", "pass")):
         return None, 0.0
-    time, base = figures.child("time"), plain.child("all").child("time")
     pass_ms = base.number("round_ms") * base.number("target_share")
     if pass_ms <= 0:
         return None, 0.0

@@ -29,6 +29,8 @@ RowCost = Callable[[int], float]
 """v: what a pass of the target over M rows costs, in passes over one row."""
 
 Z_95 = 1.96
+MOST_COST = 1e6
+"""Passes over one row. What costs more is a mistake, and sums of it must not overflow."""
 BREAK_EVEN_TOLERANCE = 1e-9
 
 
@@ -43,9 +45,13 @@ def measured_v(cost_by_rows: Mapping[int, float]) -> RowCost:
         raise ConfigError(
             f"passes over {sorted(cost_by_rows)} rows are no cost by rows: give those over 1 row and another"
         )
-    bad = next((rows for rows, cost in cost_by_rows.items() if not 0 < cost < math.inf), None)
+    first = cost_by_rows[1]
+    bad = next((rows for rows, cost in cost_by_rows.items() if not 0 < cost <= MOST_COST * first < math.inf), None)
     if bad is not None:
-        raise ConfigError(f"a pass over {bad} rows costs {cost_by_rows[bad]}: give numbers > 0")
+        raise ConfigError(
+            f"a pass over {bad} rows costs {cost_by_rows[bad]} and one over 1 row {first}: give numbers > 0, up to "
+            f"{MOST_COST:.0f} times that of 1 row"
+        )
     curve = Curve.rising(cost_by_rows)
     return lambda rows: curve(rows) / curve(1)
 
@@ -66,8 +72,10 @@ class Cost:
     def __post_init__(self) -> None:
         for name in ("c", "once", "overhead"):
             value = getattr(self, name)
-            if not 0 <= value < math.inf:
-                raise ConfigError(f"cost {name} = {value} is not allowed: give a number >= 0, in passes over one row")
+            if not 0 <= value <= MOST_COST:
+                raise ConfigError(
+                    f"cost {name} = {value} is not allowed: give passes over 1 row, a number from 0 to {MOST_COST:.0f}"
+                )
 
     def draft(self, depth: int) -> float:
         """A draft of this depth; none costs nothing."""
