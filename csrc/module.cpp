@@ -9,7 +9,9 @@
 #include <string>
 
 #include "blocks.h"
+#include "chain.h"
 #include "cpu.h"
+#include "likeliest.h"
 #include "pool.h"
 #include "scratch.h"
 #include "stack.h"
@@ -174,15 +176,31 @@ void stack_layer(Stack& stack, Address attention_norm, Address q_norm, Address k
   stack.add({at<float>(attention_norm), at<float>(q_norm), at<float>(k_norm), at<float>(feed_norm), {}, {}, {}, {}});
 }
 
-void stack_linear(Stack& stack, const std::string& role, Address packed, Address bias, std::size_t n, std::size_t k, int dtype) {
-  role_of(stack.last_layer(), role)
-      .push_back({at<void>(packed), at<float>(bias), n, k, 0, static_cast<Dtype>(dtype), GgmlType{}});
+Matrix float_matrix(Address packed, Address bias, std::size_t n, std::size_t k, int dtype) {
+  return {at<void>(packed), at<float>(bias), n, k, 0, static_cast<Dtype>(dtype), GgmlType{}};
 }
 
-void stack_quant_linear(Stack& stack, const std::string& role, Address packed, Address bias, std::size_t n, std::size_t k, int type) {
+Matrix quant_matrix(const Kernels& kernels, Address packed, Address bias, std::size_t n, std::size_t k, int type) {
   const GgmlType ggml_type = static_cast<GgmlType>(type);
-  const std::size_t bytes = panel_bytes(k, stack.kernels().panel, ggml_type);
-  role_of(stack.last_layer(), role).push_back({at<void>(packed), at<float>(bias), n, k, bytes, Dtype::kF32, ggml_type});
+  return {at<void>(packed), at<float>(bias), n, k, panel_bytes(k, kernels.panel, ggml_type), Dtype::kF32, ggml_type};
+}
+
+void set_matrix(Stack& stack, const std::string& role, const Matrix& matrix) { role_of(stack.last_layer(), role).push_back(matrix); }
+
+void set_matrix(Walker& walker, const std::string&, const Matrix& matrix) { walker.set_matrix(matrix); }
+
+void set_matrix(Chain& chain, const std::string& role, const Matrix& matrix) {
+  role == "joint" ? chain.set_joint(matrix) : chain.set_head(matrix);
+}
+
+template <class Owner>
+void add_linear(Owner& owner, const std::string& role, Address packed, Address bias, std::size_t n, std::size_t k, int dtype) {
+  set_matrix(owner, role, float_matrix(packed, bias, n, k, dtype));
+}
+
+template <class Owner>
+void add_quant_linear(Owner& owner, const std::string& role, Address packed, Address bias, std::size_t n, std::size_t k, int type) {
+  set_matrix(owner, role, quant_matrix(owner.kernels(), packed, bias, n, k, type));
 }
 
 void run_stack(const Stack& stack, Address x, Address out, std::size_t rows, Address cos, Address sin, std::size_t table,
@@ -204,16 +222,6 @@ Walker new_walker(const Level& level, std::size_t size, std::size_t tokens, Addr
   return Walker(level.kernels(), size, tokens, at<std::int64_t>(ids), at<float>(table));
 }
 
-void walker_linear(Walker& walker, const std::string&, Address packed, Address bias, std::size_t n, std::size_t k, int dtype) {
-  walker.set_matrix({at<void>(packed), at<float>(bias), n, k, 0, static_cast<Dtype>(dtype), GgmlType{}});
-}
-
-void walker_quant_linear(Walker& walker, const std::string&, Address packed, Address bias, std::size_t n, std::size_t k, int type) {
-  const GgmlType ggml_type = static_cast<GgmlType>(type);
-  const std::size_t bytes = panel_bytes(k, walker.kernels().panel, ggml_type);
-  walker.set_matrix({at<void>(packed), at<float>(bias), n, k, bytes, Dtype::kF32, ggml_type});
-}
-
 // `pairs`: three addresses a sequence.
 void run_walker(const Walker& walker, Address logits, Address counts, Address before, std::size_t sequences,
                 const std::vector<Address>& pairs, std::size_t ways, Address columns, Address tops, Address shares) {
@@ -226,6 +234,40 @@ void run_walker(const Walker& walker, Address logits, Address counts, Address be
   if (sequences * walker.row_work() < kLongCall) return walker.run(pass);
   nb::gil_scoped_release release;
   walker.run(pass);
+}
+
+Chain new_chain(const Stack& stack, std::size_t hidden, float eps, Address embedded_norm, Address handed_norm, Address joint_norm,
+                bool adds_to_norm, bool hands_norm, Address table, Address row_of, std::size_t tokens, Address ids) {
+  const ChainShape shape{hidden, eps, at<float>(embedded_norm), at<float>(handed_norm), at<float>(joint_norm), adds_to_norm, hands_norm};
+  return Chain(stack, shape, {at<float>(table), at<std::int32_t>(row_of), tokens}, at<std::int64_t>(ids));
+}
+
+constexpr std::size_t kChainFields = 7;
+
+std::vector<ChainSpan> chain_spans_of(const std::vector<std::int64_t>& fields, const std::vector<std::vector<std::int64_t>>& stops,
+                                      std::size_t table) {
+  std::vector<ChainSpan> spans;
+  for (std::size_t i = 0; i < stops.size(); ++i) {
+    const std::int64_t* field = fields.data() + i * kChainFields;
+    const ChainSpan span{as_size(field[0]), at<void>(static_cast<Address>(field[1])), as_size(field[2]), as_size(field[3]), field[4],
+                         as_size(field[5]), as_size(field[6]), stops[i]};
+    const std::size_t end = span.length + span.rows + span.limit - 1;
+    require(span.rows > 0 && span.limit > 0 && end <= span.positions, "cache row", i);
+    require(span.first >= 0 && as_size(span.first) + end <= table, "position", i);
+    spans.push_back(span);
+  }
+  return spans;
+}
+
+// `fields`: seven numbers a sequence, those of ChainSpan but for the stops.
+void run_chain(const Chain& chain, Address embedded, Address handed, Address cos, Address sin, std::size_t table,
+               const std::vector<std::int64_t>& fields, const std::vector<std::vector<std::int64_t>>& stops, double least,
+               std::size_t most, Address tokens, Address shares, Address counts, Address carried) {
+  const ChainPass pass{at<float>(embedded), at<float>(handed), at<float>(cos), at<float>(sin), chain_spans_of(fields, stops, table),
+                       least, most, at<std::int64_t>(tokens), at<float>(shares), at<std::int64_t>(counts), at<float>(carried)};
+  if (stops.size() * most * chain.row_work() < kLongCall) return chain.run(pass);
+  nb::gil_scoped_release release;
+  chain.run(pass);
 }
 
 }  // namespace
@@ -257,15 +299,20 @@ NB_MODULE(_kernels, m) {
       .def("walker", &new_walker);
   nb::class_<Stack>(m, "Stack")
       .def("layer", &stack_layer)
-      .def("linear", &stack_linear)
-      .def("quant_linear", &stack_quant_linear)
+      .def("linear", &add_linear<Stack>)
+      .def("quant_linear", &add_quant_linear<Stack>)
+      .def("chain", &new_chain)
       .def("last_norm", [](Stack& stack, Address norm) { stack.set_last_norm(at<float>(norm)); })
       .def("run", &run_stack, "x"_a, "out"_a, "rows"_a, "cos"_a, "sin"_a, "table"_a, "positions"_a, "spans"_a, "taps"_a,
            "features"_a, "read"_a = 0);
   nb::class_<Walker>(m, "Walker")
-      .def("linear", &walker_linear)
-      .def("quant_linear", &walker_quant_linear)
+      .def("linear", &add_linear<Walker>)
+      .def("quant_linear", &add_quant_linear<Walker>)
       .def("run", &run_walker);
+  nb::class_<Chain>(m, "Chain")
+      .def("linear", &add_linear<Chain>)
+      .def("quant_linear", &add_quant_linear<Chain>)
+      .def("run", &run_chain);
 }
 
 }  // namespace outrider

@@ -10,14 +10,14 @@ class Scratch {
   static Scratch& of_thread();
 
   // At least `bytes` bytes, 64-byte aligned, valid until the next call for this slot: 0 and 1 are the kernels', 2 is the
-  // stack's. Throws std::bad_alloc.
+  // stack's, 3 the chain's. Throws std::bad_alloc.
   void* room(int slot, std::size_t bytes);
 
   ~Scratch();
 
  private:
-  void* memory_[3] = {nullptr, nullptr, nullptr};
-  std::size_t size_[3] = {0, 0, 0};
+  void* memory_[4] = {};
+  std::size_t size_[4] = {};
 };
 
 // Asks the system to back whole pages of fresh memory with large ones; streaming through it is then about a tenth faster.

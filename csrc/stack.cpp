@@ -37,6 +37,14 @@ void copy_heads(const float* from, std::size_t count, Dtype dtype, void* store, 
 
 }  // namespace
 
+void multiply(const Kernels& kernels, const Matrix& matrix, const float* x, float* y, std::size_t rows, std::size_t step) {
+  if (matrix.panel_bytes) {
+    const std::uint8_t* packed = static_cast<const std::uint8_t*>(matrix.packed);
+    return kernels.quant_linear({packed, matrix.bias, x, y, rows, matrix.n, matrix.k, step, matrix.panel_bytes, matrix.type});
+  }
+  kernels.linear({matrix.packed, matrix.bias, x, y, rows, matrix.n, matrix.k, step, matrix.dtype});
+}
+
 // Rows of `shape`; attention and feed-forward use the same memory in turn.
 struct Stack::Buffers {
   float* inner;     // [rows][hidden]: what a matrix reads
@@ -69,12 +77,7 @@ std::size_t Stack::row_work() const {
 void Stack::product(const std::vector<Matrix>& parts, const float* x, float* y, std::size_t rows) const {
   const std::size_t step = outputs(parts);
   for (const Matrix& part : parts) {
-    if (part.panel_bytes) {
-      const std::uint8_t* packed = static_cast<const std::uint8_t*>(part.packed);
-      kernels_->quant_linear({packed, part.bias, x, y, rows, part.n, part.k, step, part.panel_bytes, part.type});
-    } else {
-      kernels_->linear({part.packed, part.bias, x, y, rows, part.n, part.k, step, part.dtype});
-    }
+    multiply(*kernels_, part, x, y, rows, step);
     y += part.n;
   }
 }

@@ -20,6 +20,9 @@ struct Matrix {
   GgmlType type;            // of quantised weights
 };
 
+// y[row] = the matrix times x[row]; rows of y are `step` apart.
+void multiply(const Kernels& kernels, const Matrix& matrix, const float* x, float* y, std::size_t rows, std::size_t step);
+
 // Matrices of a list read the same rows, and their outputs stand side by side.
 struct StackLayer {
   const float* attention_norm;

@@ -54,8 +54,4 @@ class Walker {
   Matrix matrix_{};
 };
 
-// out = softmax(row / temperature) with exponentials in float32; false where a number of the row is not finite, and `out` is then
-// left as it is.
-bool softmax(const float* row, double* out, std::size_t size, float temperature);
-
 }  // namespace outrider

@@ -77,6 +77,11 @@ class Run(Generic[S]):
     confidence: list[float] = field(default_factory=list)
     done: bool = False
 
+    @property
+    def plain(self) -> bool:
+        """Whether nothing but temperature and truncation touches the logits."""
+        return self.seq.params.plain_logits and self.seq.constraint is None
+
     def draft(self, source: str) -> SeqDraft:
         passes = self.state.take_passes()
         return SeqDraft.chain(
@@ -181,8 +186,7 @@ class ChainDrafter(ABC, Generic[S]):
             for n, (run, column) in enumerate(zip(live, rows_nS.argmax(1).tolist(), strict=True)):
                 chosen = self._choose(run, logits_nS[n], float(rows_nS[n, column]), column, rng.of(run.seq.id))
                 if chosen is None:
-                    run.seq.stats.dropped["draft logits are NaN, or every token is forbidden"] += 1
-                    run.done = True
+                    self._lose(run)
                 else:
                     self._take(run, *chosen)
 
@@ -194,7 +198,7 @@ class ChainDrafter(ABC, Generic[S]):
         seq = run.seq
         if not math.isfinite(top):
             return None
-        if seq.params.plain_logits and seq.constraint is None:
+        if run.plain:
             q = None if run.law is DraftLaw.POINT else self.columns.over_tokens(distribution(logits_S, seq.params))
         else:
             p = warp(self.columns.widen(logits_S[None]), [RowContext(run.view, tuple(run.tokens))])
@@ -214,6 +218,11 @@ class ChainDrafter(ABC, Generic[S]):
         run.tokens.append(token)
         run.confidence.append(peak * (run.confidence[-1] if run.confidence else 1.0))
         run.done = len(run.tokens) == run.limit or probability < self.min_confidence or token in run.seq.stop_ids
+
+    def _lose(self, run: Run[S]) -> None:
+        """Ends a draft behind which q is no distribution."""
+        run.seq.stats.dropped["draft logits are NaN, or every token is forbidden"] += 1
+        run.done = True
 
     def _draw(self, run: Run[S], q: Row, rng: Rng) -> int:
         seq, i = run.seq, len(run.tokens)

@@ -23,6 +23,7 @@ from outrider.drafters.head_training import Lesson, Losses
 from outrider.drafters.recurrent_net import DecoderLayer, RecurrentConfig, RecurrentNet
 from outrider.drafters.recurrent_training import learn_to_draft
 from outrider.drafters.reduced_vocab import ReducedVocab
+from outrider.kernels import ChainInputs
 
 N_FEATURES = 3
 
@@ -88,6 +89,15 @@ class Eagle3Net(RecurrentNet):
         u_Md: Tensor = self.midlayer.hidden_norm(g_Md)
         e_Md: Tensor = self.midlayer.input_layernorm(embedded_Md.to(self.dtype))
         return torch.cat([e_Md, u_Md], dim=-1), u_Md if self.config.norm_before_residual else g_Md
+
+    def chain_inputs(self) -> ChainInputs:
+        layer, config = self.midlayer, self.config
+        return ChainInputs(
+            layer.input_layernorm.weight,
+            layer.hidden_norm.weight,
+            adds_to_norm=config.norm_before_residual,
+            hands_norm=config.norm_output,
+        )
 
     def carried(self, y_Md: Tensor, normed_Md: Tensor) -> Tensor:
         return normed_Md if self.config.norm_output else y_Md

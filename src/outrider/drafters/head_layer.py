@@ -219,13 +219,13 @@ class PackedMatrix(nn.Module):
 
     def __init__(self, linear: nn.Linear, dtype: str) -> None:
         super().__init__()
-        self._packed = pack_matrix(linear, dtype)
+        self.packed = pack_matrix(linear, dtype)
 
     def forward(self, x_MK: Tensor) -> Tensor:
         if x_MK.dim() == 2 and x_MK.dtype == torch.float32:
-            return self._packed(x_MK)
-        rows = x_MK.float().reshape(-1, self._packed.in_features)
-        return self._packed(rows).view(*x_MK.shape[:-1], self._packed.out_features)
+            return self.packed(x_MK)
+        rows = x_MK.float().reshape(-1, self.packed.in_features)
+        return self.packed(rows).view(*x_MK.shape[:-1], self.packed.out_features)
 
 
 def pack_(net: nn.Module, dtype: str) -> None:

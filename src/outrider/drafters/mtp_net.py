@@ -16,11 +16,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from outrider.drafters.head_layer import RmsNorm
+from outrider.drafters.head_layer import PackedMatrix, RmsNorm
 from outrider.drafters.head_training import Lesson, Losses
 from outrider.drafters.recurrent_net import DecoderLayer, RecurrentConfig, RecurrentNet
 from outrider.drafters.recurrent_training import learn_to_draft
 from outrider.drafters.reduced_vocab import ReducedVocab
+from outrider.kernels import ChainInputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,12 @@ class MtpNet(RecurrentNet):
         both = torch.cat([self.embed_norm(embedded_Md.to(self.dtype)), self.hidden_norm(g_Md)], dim=-1)
         x_Md: Tensor = self.fc(both)
         return self.midlayer.input_layernorm(x_Md), x_Md
+
+    def chain_inputs(self) -> ChainInputs:
+        fc = self.get_submodule("fc")
+        assert isinstance(fc, PackedMatrix), "matrices that are packed"
+        joint, norm_d = fc.packed, self.midlayer.input_layernorm.weight
+        return ChainInputs(self.embed_norm.weight, self.hidden_norm.weight, joint, norm_d, hands_norm=True)
 
     def carried(self, y_Md: Tensor, normed_Md: Tensor) -> Tensor:
         return normed_Md

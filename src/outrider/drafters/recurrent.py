@@ -19,6 +19,7 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor
 
+from outrider.core.draft import DraftLaw
 from outrider.core.protocols import Committed, LanguageModel
 from outrider.core.step import PREFILL_CHUNK
 from outrider.core.types import Sequence, TargetIdentity
@@ -27,9 +28,11 @@ from outrider.drafters.chain import GREEDY_BELOW_TEMPERATURE, ChainDrafter, Run
 from outrider.drafters.columns import Columns
 from outrider.drafters.head_fit import require_fit, require_host, require_taps, require_width
 from outrider.drafters.head_kernels import as_linear, choose_dtype
+from outrider.drafters.recurrent_chain import Ask, GreedyChain, make_chain
 from outrider.drafters.recurrent_core import Core, Span, make_core
 from outrider.drafters.recurrent_net import RecurrentNet
 from outrider.drafters.recurrent_state import RecurrentState
+from outrider.drafters.token_rows import OwnRows, SharedRows, TokenRows
 
 ROWS_WITH_A_DRAFT = 16
 """So few rows are caught up with in the pass of the first draft token."""
@@ -84,6 +87,12 @@ class RecurrentDrafter(ChainDrafter[RecurrentState], Generic[N]):
         elif packed is not None:
             net.lm_head = as_linear(self.host.head_weights(ids_S.tolist()))
         self.core: Core = make_core(self.net, packed)
+        own = net.embed_tokens
+        if own is not None:
+            self._embedded: TokenRows = OwnRows(own.weight)
+        else:
+            self._embedded = SharedRows(self.host.embed, self.host.embedding_rows, ids_S.tolist())
+        self._chain = make_chain(self.net, self.core, ids_S, self._embedded.table)
         self._head = net.lm_head if net.lm_head is not None else self.host.head_rows(ids_S.tolist())
         self.passes = 0
 
@@ -124,25 +133,59 @@ class RecurrentDrafter(ChainDrafter[RecurrentState], Generic[N]):
             tokens = [token for run, start, stop in batch for token in run.seq.tokens[start + 1 : stop + 1]]
             g_Md = torch.cat([self._fused(run, start, stop) for run, start, stop in batch])
             spans = [Span(run.state.cache, stop - start, run.state.window) for run, start, stop in batch]
-            self.core.fill(*self.net.inputs(self._embedded(tokens), g_Md), spans)
+            self.core.fill(*self.net.inputs(self._embedded(tokens).to(self.dtype), g_Md), spans)
             for run, _, stop in batch:
                 run.state.settled = stop
+
+        if self._chain is not None:
+            self._draft(self._chain, [run for run in runs if run.law is DraftLaw.POINT and run.plain])
+
+    def _draft(self, chain: GreedyChain, runs: list[Run[RecurrentState]]) -> None:
+        """All tokens of these runs; in one call where the embeddings of all that it drafts are at hand."""
+        while runs:
+            rows, embedded_Md, g_Md = self._rows(runs)
+            limits = [run.limit - len(run.tokens) for run in runs]
+            spans = self._spans(runs, rows)
+            asks = [Ask(span, limit, run.seq.stop_ids) for span, limit, run in zip(spans, limits, runs, strict=True)]
+            drafts, carried_nd = chain.draft(embedded_Md, g_Md, asks, self.min_confidence)
+            for step in range(max(len(found.tokens) + found.lost for found in drafts)):
+                going = [n for n, found in enumerate(drafts) if step < len(found.tokens) + found.lost]
+                self._count([runs[n].state for n in going])
+            self._hand_on(runs, carried_nd)
+            for run, found in zip(runs, drafts, strict=True):
+                for token, share in zip(found.tokens, found.shares, strict=True):
+                    self._take(run, token, share, share)
+                if found.lost:
+                    self._lose(run)
+            runs = [run for run in runs if not run.done]
 
     @torch.inference_mode()
     def _next_logits(self, runs: list[Run[RecurrentState]]) -> Tensor:
         """Behind the last draft token of every run; behind its last committed token at first, whose row comes with
         those that the cache lacks."""
         self._count([run.state for run in runs])
+        rows, embedded_Md, g_Md = self._rows(runs)
+        spans = self._spans(runs, rows)
+        normed_nd, carried_nd = self.core.last(*self.net.inputs(embedded_Md.to(self.dtype), g_Md), spans)
+        self._hand_on(runs, carried_nd)
+        return self._head(normed_nd if self.net.lm_head is not None else normed_nd.float()).float().cpu()
+
+    def _rows(self, runs: list[Run[RecurrentState]]) -> tuple[list[int], Tensor, Tensor]:
+        """(how many are next in each run, their tokens' embeddings [M, d], what stands in the features' place)."""
         tokens = [run.tokens[-1:] or run.seq.tokens[run.state.settled + 1 :] for run in runs]
-        g_Md = torch.cat([self._given(run) for run in runs])
-        embedded_Md = self._embedded([token for own in tokens for token in own])
-        spans = [Span(run.state.cache, len(own), run.state.window) for run, own in zip(runs, tokens, strict=True)]
-        normed_nd, carried_nd = self.core.last(*self.net.inputs(embedded_Md, g_Md), spans)
-        for n, run in enumerate(runs):
-            run.state.carried_d = carried_nd[n]
+        given = [self._given(run) for run in runs]
+        g_Md = given[0] if len(given) == 1 else torch.cat(given)
+        return [len(own) for own in tokens], self._embedded([token for own in tokens for token in own]), g_Md
+
+    def _spans(self, runs: list[Run[RecurrentState]], rows: list[int]) -> list[Span]:
+        return [Span(run.state.cache, own, run.state.window) for run, own in zip(runs, rows, strict=True)]
+
+    def _hand_on(self, runs: list[Run[RecurrentState]], carried_nd: Tensor) -> None:
+        """Behind a pass over the rows that were next."""
+        for run, carried_d in zip(runs, carried_nd, strict=True):
+            run.state.carried_d = carried_d
             if not run.tokens:
                 run.state.settle()
-        return self._head(normed_nd if self.net.lm_head is not None else normed_nd.float()).float().cpu()
 
     def _given(self, run: Run[RecurrentState]) -> Tensor:
         """[T, d]: what stands in the features' place of the run's next rows."""
@@ -150,13 +193,6 @@ class RecurrentDrafter(ChainDrafter[RecurrentState], Generic[N]):
             return self._fused(run, run.state.settled, run.state.held)
         assert run.state.carried_d is not None
         return run.state.carried_d[None]
-
-    def _embedded(self, tokens: list[int]) -> Tensor:
-        own = self.net.embed_tokens
-        if own is None:
-            return self.host.embed(tokens).to(self.dtype)
-        rows: Tensor = own(torch.tensor(tokens, device=own.weight.device))
-        return rows
 
     def _count(self, states: Seq[RecurrentState]) -> None:
         self.passes += 1

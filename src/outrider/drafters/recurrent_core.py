@@ -90,9 +90,9 @@ class StackCore:
 
     def __init__(self, net: RecurrentNet, stack: Stack) -> None:
         shape = net.config.layer
-        self._carried, self._stack = net.carried, stack
-        self._rope = Rope(inverse_frequencies(shape.head_dim, shape.rope_theta, shape.rope_scaling))
-        self._heads = (shape.n_kv_heads, shape.head_dim)
+        self._carried, self.stack = net.carried, stack
+        self.rope = Rope(inverse_frequencies(shape.head_dim, shape.rope_theta, shape.rope_scaling))
+        self.heads = (shape.n_kv_heads, shape.head_dim)
 
     def fill(self, x_MK: Tensor, residual_Md: Tensor, spans: Seq[Span]) -> None:
         self._run(x_MK, residual_Md, spans)
@@ -107,16 +107,16 @@ class StackCore:
 
     def _run(self, x_MK: Tensor, residual_Md: Tensor, spans: Seq[Span]) -> Tensor:
         positions_M = _positions(spans)
-        cos_TR, sin_TR = self._rope.tables(max(span.cache.end + span.rows for span in spans))
+        cos_TR, sin_TR = self.rope.tables(max(span.cache.end + span.rows for span in spans))
         rows = [self._cache_rows(span) for span in spans]
-        normed_Md, _ = self._stack.run(residual_Md, positions_M, cos_TR, sin_TR, rows, read_MK=x_MK)
+        normed_Md, _ = self.stack.run(residual_Md, positions_M, cos_TR, sin_TR, rows, read_MK=x_MK)
         for span in spans:
             span.cache.length += span.rows
         return normed_Md
 
     def _cache_rows(self, span: Span) -> CacheRows:
         length = span.cache.length
-        store_2TGD = span.cache.room(span.rows, self._heads, torch.float32)
+        store_2TGD = span.cache.room(span.rows, self.heads, torch.float32)
         seen = range(length + 1, length + span.rows + 1)
         starts_m = None
         if length + span.rows > span.window:

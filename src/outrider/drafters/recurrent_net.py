@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from outrider.drafters.head_fit import TrainedFor
 from outrider.drafters.head_layer import Attention, LayerShape, Mlp, RmsNorm
 from outrider.drafters.reduced_vocab import ReducedVocab
+from outrider.kernels import ChainInputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +82,10 @@ class RecurrentNet(nn.Module):
     @abstractmethod
     def inputs(self, embedded_Md: Tensor, g_Md: Tensor) -> tuple[Tensor, Tensor]:
         """(what the attention reads [M, K], what its output is added to [M, d], perhaps in place)."""
+
+    @abstractmethod
+    def chain_inputs(self) -> ChainInputs:
+        """`inputs` and `carried` as the kernels' chain takes them, of a net whose matrices are packed."""
 
     def finish(self, residual_Md: Tensor, mixed_MHD: Tensor) -> tuple[Tensor, Tensor]:
         """(what lm_head reads [M, d], what goes on in the place of g [M, d])."""

@@ -1,5 +1,6 @@
 """Hot operations of a forward pass on the CPU: C++ where it was built, torch elsewhere, chosen once at import."""
 
+from outrider.kernels.chain import Chain, ChainInputs, ChainRows, Drafted, TokenTable, build_chain
 from outrider.kernels.dispatch import (
     active_level,
     available,
@@ -41,17 +42,23 @@ __all__ = [
     "QUANTISED_TYPES",
     "BlockRows",
     "CacheRows",
+    "Chain",
+    "ChainInputs",
+    "ChainRows",
+    "Drafted",
     "PackedLinear",
     "Pairs",
     "QuantisedLinear",
     "Room",
     "Stack",
     "StackLayer",
+    "TokenTable",
     "Walk",
     "active_level",
     "add_rms_norm_",
     "attention",
     "available",
+    "build_chain",
     "build_stack",
     "can_dequantise",
     "can_encode",

@@ -55,6 +55,21 @@ class Stack:
     def linear(self, role: str, packed: int, bias: int, n: int, k: int, dtype: int, /) -> None: ...
     def quant_linear(self, role: str, packed: int, bias: int, n: int, k: int, type: int, /) -> None: ...
     def last_norm(self, norm: int, /) -> None: ...
+    def chain(
+        self,
+        hidden: int,
+        eps: float,
+        embedded_norm: int,
+        handed_norm: int,
+        joint_norm: int,
+        adds_to_norm: bool,
+        hands_norm: bool,
+        table: int,
+        row_of: int,
+        tokens: int,
+        ids: int,
+        /,
+    ) -> Chain: ...
     def run(
         self,
         x: int,
@@ -85,5 +100,26 @@ class Walker:
         columns: int,
         tops: int,
         shares: int,
+        /,
+    ) -> None: ...
+
+class Chain:
+    def linear(self, role: str, packed: int, bias: int, n: int, k: int, dtype: int, /) -> None: ...
+    def quant_linear(self, role: str, packed: int, bias: int, n: int, k: int, type: int, /) -> None: ...
+    def run(
+        self,
+        embedded: int,
+        handed: int,
+        cos: int,
+        sin: int,
+        table: int,
+        spans: Sequence[int],
+        stops: Sequence[Sequence[int]],
+        least: float,
+        most: int,
+        tokens: int,
+        shares: int,
+        counts: int,
+        carried: int,
         /,
     ) -> None: ...

@@ -72,6 +72,7 @@ OPERATIONS = (
     "rope_",
     "attention",
     "stack",
+    "chain",
     "walk",
     "softmax",
 )

@@ -19,7 +19,7 @@ from outrider.kernels.dispatch import CALLS, CHOICE, DTYPE_CODE
 from outrider.kernels.room import Room
 
 if TYPE_CHECKING:
-    from outrider.kernels._kernels import Level, Stack, Walker
+    from outrider.kernels._kernels import Chain, Level, Stack, Walker
 
 _LEVEL = CHOICE.level
 HEAD_STEP = 16
@@ -84,9 +84,9 @@ class PackedLinear:
         """For which the weights are packed; None where torch does the work."""
         return self._level
 
-    def add_to(self, stack: Stack | Walker, role: str) -> None:
-        """Makes this one of the matrices called `role` of the latest layer of `stack` (the only one of a walker), which
-        must not outlive it."""
+    def add_to(self, stack: Stack | Walker | Chain, role: str) -> None:
+        """Makes this one of the matrices called `role` of the latest layer of `stack` (the one of a chain; the only one
+        of a walker), which must not outlive it."""
         stack.linear(role, self._weight_at, self._bias_at, self.out_features, self.in_features, self._code)
 
     def __call__(self, x_MK: Tensor) -> Tensor:

@@ -60,7 +60,10 @@ class CacheRows(NamedTuple):
 
 
 class Stack:
-    """Layers and the norm behind them, ready to run. Made by `build_stack`."""
+    """Layers and the norm behind them, ready to run. Made by `build_stack`.
+
+    `cache_shape` is (G, D), `native` the extension's own, for what runs a stack among other things.
+    """
 
     def __init__(
         self,
@@ -76,21 +79,21 @@ class Stack:
         self._kept = (list(layers), last_norm_d)
         self._hidden, self._depth, self._cache_dtype = len(last_norm_d), len(layers), cache_dtype
         n_heads, n_kv, width = heads
-        self._cache_shape = (n_kv, width)
+        self.cache_shape, self.eps, self.level = (n_kv, width), eps, level
         feed = _outputs(layers[0].gate_up) // 2
-        self._native = level.stack(self._hidden, feed, n_heads, n_kv, width, eps, DTYPE_CODE[cache_dtype])
+        self.native = level.stack(self._hidden, feed, n_heads, n_kv, width, eps, DTYPE_CODE[cache_dtype])
         for index, layer in enumerate(layers):
             assert layer.attn_norm_d.shape == layer.ffn_norm_d.shape == (self._hidden,), "norms of another width"
             assert (layer.q_norm_D is None) == (layer.k_norm_D is None), "a norm of queries or of keys alone"
             norms = (layer.attn_norm_d, layer.q_norm_D, layer.k_norm_D, layer.ffn_norm_d)
-            self._native.layer(*(0 if norm is None else norm.data_ptr() for norm in norms))
+            self.native.layer(*(0 if norm is None else norm.data_ptr() for norm in norms))
             attended = n_heads * width
             inputs = reads if reads is not None and index == 0 else self._hidden
-            _add(self._native, "qkv", layer.qkv, inputs, attended + 2 * n_kv * width)
-            _add(self._native, "o", layer.o, attended, self._hidden)
-            _add(self._native, "gate_up", layer.gate_up, self._hidden, 2 * feed)
-            _add(self._native, "down", layer.down, feed, self._hidden)
-        self._native.last_norm(last_norm_d.data_ptr())
+            _add(self.native, "qkv", layer.qkv, inputs, attended + 2 * n_kv * width)
+            _add(self.native, "o", layer.o, attended, self._hidden)
+            _add(self.native, "gate_up", layer.gate_up, self._hidden, 2 * feed)
+            _add(self.native, "down", layer.down, feed, self._hidden)
+        self.native.last_norm(last_norm_d.data_ptr())
 
     def run(
         self,
@@ -115,7 +118,7 @@ class Stack:
         assert positions_M.shape == (rows,), f"positions {tuple(positions_M.shape)} of {rows} rows"
         assert positions_M.dtype == torch.int64, f"positions are {positions_M.dtype}"
         table = cos_UR.shape[0]
-        assert cos_UR.shape == sin_UR.shape == (table, self._cache_shape[1] // 2), f"tables {tuple(cos_UR.shape)}"
+        assert cos_UR.shape == sin_UR.shape == (table, self.cache_shape[1] // 2), f"tables {tuple(cos_UR.shape)}"
         assert all(0 <= tap < self._depth for tap in taps), f"taps {list(taps)} of {self._depth} layers"
         assert (read_MK is None) == (self._reads is None), "the first attention reads a norm of x, or what is given"
         if read_MK is not None:
@@ -125,7 +128,7 @@ class Stack:
         fields = [field for span in spans for field in self._fields(span)]
         out_Md = torch.empty_like(x_Md)
         features_MF = x_Md.new_empty((rows, len(taps) * hidden)) if taps else None
-        self._native.run(
+        self.native.run(
             x_Md.data_ptr(),
             out_Md.data_ptr(),
             rows,
@@ -145,7 +148,7 @@ class Stack:
         rows, store, length, lengths_m, starts_m, ancestors_mm = span
         depth, _, positions, *heads = store.shape
         assert depth >= self._depth, f"a cache of {depth} layers for {self._depth}"
-        assert tuple(heads) == self._cache_shape, f"a cache of heads {heads} for {self._cache_shape}"
+        assert tuple(heads) == self.cache_shape, f"a cache of heads {heads} for {self.cache_shape}"
         assert store.dtype == self._cache_dtype, f"a cache of {store.dtype} for {self._cache_dtype}"
         assert lengths_m.shape == (rows,), f"lengths {tuple(lengths_m.shape)} of {rows} rows"
         assert lengths_m.dtype == torch.int32, f"lengths are {lengths_m.dtype}"

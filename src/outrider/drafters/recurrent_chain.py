@@ -1,0 +1,59 @@
+"""Whole greedy drafts of a head that drafts token by token, in one call of the kernels.
+
+Shapes: M rows, n sequences, d head width, S draft vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from collections.abc import Sequence as Seq
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from outrider.drafters.head_layer import PackedMatrix
+from outrider.drafters.recurrent_core import Core, Span, StackCore
+from outrider.drafters.recurrent_net import RecurrentNet
+from outrider.kernels import Chain, ChainRows, Drafted, TokenTable, build_chain
+
+
+class Ask(NamedTuple):
+    """At most `limit` tokens behind the rows of a span, and none behind one of `stops`."""
+
+    span: Span
+    limit: int
+    stops: Collection[int]
+
+
+class GreedyChain:
+    """The tokens that `Core.last` and lm_head would find likeliest, one after the other."""
+
+    def __init__(self, core: StackCore, chain: Chain) -> None:
+        self._core, self._chain = core, chain
+
+    def draft(
+        self, embedded_Md: Tensor, g_Md: Tensor, asks: Seq[Ask], min_confidence: float
+    ) -> tuple[list[Drafted], Tensor]:
+        """(one token or more for each, what each one's last row hands on [n, d]); nothing behind a probability below
+        `min_confidence`. All end where one goes on behind a token whose embedding is not at hand."""
+        ends = [ask.span.cache.end + ask.span.rows + ask.limit for ask in asks]
+        cos_UR, sin_UR = self._core.rope.tables(max(ends))
+        rows = [self._rows(ask) for ask in asks]
+        drafts, carried_nd = self._chain.draft(embedded_Md, g_Md, cos_UR, sin_UR, rows, min_confidence)
+        for ask, found in zip(asks, drafts, strict=True):
+            ask.span.cache.length += ask.span.rows + len(found.tokens) + found.lost - 1
+        return drafts, carried_nd
+
+    def _rows(self, ask: Ask) -> ChainRows:
+        cache, rows, window = ask.span
+        store_2TGD = cache.room(rows + ask.limit - 1, self._core.heads, torch.float32)
+        return ChainRows(rows, store_2TGD, cache.length, cache.start, window, ask.limit, ask.stops)
+
+
+def make_chain(net: RecurrentNet, core: Core, ids_S: Tensor, table: TokenTable) -> GreedyChain | None:
+    """Of a net that `make_core` has used up; None where the kernels cannot run all of a draft."""
+    if not isinstance(core, StackCore) or not isinstance(net.lm_head, PackedMatrix):
+        return None
+    chain = build_chain(core.stack, net.chain_inputs(), net.lm_head.packed, ids_S, table)
+    return None if chain is None else GreedyChain(core, chain)
