@@ -12,7 +12,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from outrider.kernels import dispatch, ggml, ops, quantised, reference, stack, walk, walk_reference
+from outrider.kernels import (
+    chain,
+    chain_reference,
+    dispatch,
+    ggml,
+    ops,
+    quantised,
+    reference,
+    stack,
+    walk,
+    walk_reference,
+)
 
 ROWS, INPUTS, OUTPUTS = 5, 256, 72
 HEADS, KV_HEADS, WIDTH, POSITIONS = 4, 2, 32, 40
@@ -90,6 +101,7 @@ def _cases() -> Iterator[_Case]:
     yield _Case("swiglu", "swiglu", FLOAT_TOLERANCE, _swiglu)
     yield _Case("rope_", "rope_", FLOAT_TOLERANCE, _rope)
     yield _Case("stack", "stack", FLOAT_TOLERANCE, _stack)
+    yield _Case("chain", "chain", FLOAT_TOLERANCE, _chain)
     yield _Case("walk", "walk", FLOAT_TOLERANCE, _walk)
     yield _Case("softmax", "softmax", FLOAT_TOLERANCE, _softmax)
 
@@ -189,8 +201,8 @@ def _rope(draw: torch.Generator) -> Pair:
     return torch.cat([q_MHD, k_MGD], dim=1), torch.cat([twin_MHD, twin_MGD], dim=1)
 
 
-def _stack(draw: torch.Generator) -> Pair:
-    """One layer as one call, and the same layer out of the twins; behind a committed text."""
+def _layer(draw: torch.Generator, reads: int | None = None) -> tuple[dict[str, Tensor], Tensor, stack.Stack]:
+    """Random weights by role, a norm for all places, and the stack made of them."""
     hidden, feed, attended = HEADS * WIDTH, 96, HEADS * WIDTH
     weights = {
         "qkv": _random(draw, attended + 2 * KV_HEADS * WIDTH, hidden) / 16,
@@ -198,11 +210,18 @@ def _stack(draw: torch.Generator) -> Pair:
         "gate_up": _random(draw, 2 * feed, hidden) / 16,
         "down": _random(draw, hidden, feed) / 16,
     }
-    norm_d, x_Md = 1 + _random(draw, hidden) / 8, _random(draw, ROWS, hidden)
+    norm_d, heads = 1 + _random(draw, hidden) / 8, (HEADS, KV_HEADS, WIDTH)
     packed = {role: (ops.pack_linear(weight),) for role, weight in weights.items()}
     layer = stack.StackLayer(norm_d, packed["qkv"], None, None, packed["o"], norm_d, packed["gate_up"], packed["down"])
-    built = stack.build_stack([layer], norm_d, heads=(HEADS, KV_HEADS, WIDTH), eps=EPS, cache_dtype=torch.float32)
+    built = stack.build_stack([layer], norm_d, heads=heads, eps=EPS, cache_dtype=torch.float32, reads=reads)
     assert built is not None, "packed matrices are a stack"
+    return weights, norm_d, built
+
+
+def _stack(draw: torch.Generator) -> Pair:
+    """One layer as one call, and the same layer out of the twins; behind a committed text."""
+    weights, norm_d, built = _layer(draw)
+    x_Md = _random(draw, ROWS, len(norm_d))
     store = _random(draw, 1, 2, POSITIONS, KV_HEADS, WIDTH)
     angles_TR = _random(draw, POSITIONS, WIDTH // 2)
     length = POSITIONS - ROWS
@@ -227,6 +246,35 @@ def _layer_of_twins(
     inner_Md = reference.add_rms_norm_(x_Md, mixed_Md, norm_d, EPS)
     fed_Md = reference.linear(reference.swiglu(reference.linear(inner_Md, weights["gate_up"])), weights["down"])
     return reference.add_rms_norm_(x_Md, fed_Md, norm_d, EPS)
+
+
+def _chain(draw: torch.Generator) -> Pair:
+    """Tokens, probabilities, and what goes on, behind a text without keys and values."""
+    hidden, limit = HEADS * WIDTH, 4
+    weights, norm_d, built = _layer(draw, hidden)
+    joint, head = _random(draw, hidden, 2 * hidden) / 16, _random(draw, OUTPUTS, hidden) / 16
+    table, ids_S, angles_TR = _random(draw, 99, hidden), torch.arange(OUTPUTS) + 9, _random(draw, POSITIONS, WIDTH // 2)
+    inputs = chain.ChainInputs(norm_d, norm_d, ops.pack_linear(joint), norm_d)
+    whole = chain.build_chain(built, inputs, ops.pack_linear(head), ids_S, chain.TokenTable(table, None))
+    assert whole is not None, "packed matrices are a chain"
+    stores = torch.zeros(2, 1, 2, POSITIONS, KV_HEADS, WIDTH)
+    begin, given = table[:ROWS], _random(draw, ROWS, hidden)
+    seen = 0
+
+    def layer(embedded_Md: Tensor, handed_Md: Tensor) -> tuple[Tensor, Tensor]:
+        nonlocal seen
+        both = [reference.rms_norm(rows, norm_d, EPS) for rows in (embedded_Md, handed_Md)]
+        x_Md = reference.linear(torch.cat(both, dim=1), joint)
+        positions_M = torch.arange(seen, seen + len(x_Md))
+        seen += len(x_Md)
+        return _layer_of_twins(x_Md, weights, norm_d, stores[1], angles_TR, positions_M)[-1:], x_Md[-1:]
+
+    tokens, shares, carried_1d = chain_reference.draft(begin, given, layer, head, ids_S, table, limit)
+    rows = chain.ChainRows(ROWS, stores[0, 0], 0, 0, POSITIONS, limit, ())
+    (found,), carried_nd = whole.draft(begin, given, angles_TR.cos(), angles_TR.sin(), [rows], 0.0)
+    sides = ((found.tokens, found.shares, carried_nd), (tokens, shares, carried_1d))
+    one, other = (torch.cat([torch.tensor(t) / 99, torch.tensor(s), g_1d[0]]) for t, s, g_1d in sides)
+    return one, other
 
 
 def _walk(draw: torch.Generator) -> Pair:
