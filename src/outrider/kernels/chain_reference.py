@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 Layer = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
-"""(embeddings [M, d], what is handed on [M, d]) of the rows behind those before, to (what the head reads of the last row
-[1, d], what that row hands on [1, d])."""
+"""(embeddings [M, d], what is handed on [M, d]) of the rows behind those before, to (what the head reads of the last
+row [1, d], what that hands on [1, d])."""
 
 
 def draft(
