@@ -54,19 +54,24 @@ class SharedRows:
         row_of_V[torch.tensor(kept)] = torch.arange(len(kept), dtype=torch.int32)
         self.table = TokenTable(rows_Rd, row_of_V)
         self._row_of_V = row_of_V
+        self._kept = {token: row for row, token in enumerate(kept)}
         self._recent: dict[int, int] = {}  # rows of tokens, the oldest first
         self._free = list(range(len(kept), len(rows_Rd)))
 
     def __call__(self, tokens: Seq[int]) -> Tensor:
         """[T, d]"""
-        row_T = self._row_of_V[torch.tensor(tokens)]
-        if int(row_T.min()) >= 0:
-            return self.table.rows_Rd[row_T]
+        rows = [self._row(token) for token in tokens]
+        if min(rows) >= 0:
+            return self.table.rows_Rd[rows]
         rows_Td = self._look_up(tokens)
         for n, token in list(enumerate(tokens))[-RECENT:]:
-            if int(self._row_of_V[token]) < 0:
+            if self._row(token) < 0:
                 self._remember(token, rows_Td[n])
         return rows_Td
+
+    def _row(self, token: int) -> int:
+        """Of the table; negative for a token that is not at hand."""
+        return self._kept.get(token, self._recent.get(token, -1))
 
     def _remember(self, token: int, row_d: Tensor) -> None:
         if self._free:
