@@ -31,18 +31,8 @@ Factory = Callable[[WatchedModel], Drafter]
 def eagle3(model: WatchedModel, *, method: str = "auto", min_confidence: float = 0.0, **fields: Any) -> Eagle3Drafter:
     """A random head on a table model: 16 wide, with an embedding of its own."""
     vocab = model.vocab_size
-    head = random_head(
-        vocab=vocab,
-        hidden_size=16,
-        n_heads=2,
-        n_kv_heads=1,
-        head_dim=8,
-        target_hidden_size=vocab,
-        own_embedding=True,
-        layer_ids=(0, 1, 2),
-        seed=2,
-        **fields,
-    )
+    sizes: dict[str, Any] = {"hidden_size": 16, "n_heads": 2, "n_kv_heads": 1, "head_dim": 8, "layer_ids": (0, 1, 2)}
+    head = random_head(vocab=vocab, target_hidden_size=vocab, own_embedding=True, seed=2, **(sizes | fields))
     return Eagle3Drafter(target=model, head=head, draft_sample_method=method, min_confidence=min_confidence)
 
 
@@ -120,6 +110,7 @@ FACTORIES: dict[str, dict[str, Factory]] = {
         "coupled": partial(eagle3, method="coupled"),
         "subset": lambda model: eagle3(model, draft_ids=some(model)),
         "window": partial(eagle3, context_length=3),
+        "one call": partial(eagle3, head_dim=16),
         "switches": partial(eagle3, fc_norm=True, norm_output=True, norm_before_residual=True),
         "stops": partial(eagle3, min_confidence=0.4),
     },
