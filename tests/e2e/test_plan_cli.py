@@ -150,6 +150,24 @@ def test_fewer_bits_are_a_remedy(large, unreadable, capsys, monkeypatch):
     assert document["remedies"] == ["--dtype int4"]
 
 
+def test_a_head_counts_as_its_file(folder, plan):
+    _, document = plan("--drafter", "eagle3")
+    [head] = [item for item in document["items"] if item["name"] == "head weights"]
+    assert (head["nbytes"], head["exact"]) == ((folder / "draft" / "model.safetensors").stat().st_size, False)
+    assert document["head"] == str(folder / "draft")
+    assert document["draft"] is None
+
+
+def test_a_model_of_another_kind_is_no_draft(folder, tmp_path, capsys):
+    strange = write_tiny_model(tmp_path / "strange")
+    config = json.loads((strange / "config.json").read_text())
+    (strange / "config.json").write_text(json.dumps(config | {"architectures": ["Mystery"], "model_type": "mystery"}))
+    assert main(["plan", str(folder / "target"), "--draft-model", str(strange)]) == 2
+    err = capsys.readouterr().err
+    assert "plan knows the models of the native decoder alone; a draft head is named with --drafter: " in err
+    assert err.count("\n") == 1
+
+
 def test_a_system_that_does_not_tell(plan, monkeypatch):
     monkeypatch.setattr("outrider.bench.plan.available", lambda: None)
     code, document = plan()
