@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from outrider.drafters import head_loss
-from outrider.drafters.head_loss import Bias, hear
+from outrider.drafters.head_loss import Bias, fused_loss
 from outrider.drafters.head_training import Aims
 from outrider.drafters.reduced_vocab import ReducedVocab
 
@@ -45,7 +45,7 @@ def test_loss_and_gradients_are_those_of_the_formula(
         return (weight * (ce * cross_entropy + tv * (1 - overlap))).sum()
 
     expected = plainly()
-    found = hear(x, head, aims, rows, weight_M=weight, ce=ce, tv=tv, bias=Bias(biased, bias))
+    found = fused_loss(x, head, aims, rows, weight_M=weight, ce=ce, tv=tv, bias=Bias(biased, bias))
     assert float(found.loss.detach()) == pytest.approx(float(expected.detach()), rel=1e-12)
     inputs = (x, head, biased, bias)
     pairs = zip(torch.autograd.grad(found.loss, inputs), torch.autograd.grad(expected, inputs), strict=True)
@@ -58,7 +58,7 @@ def test_what_is_frozen_gets_no_gradient() -> None:
     aims = random_aims(generator)
     x = torch.randn(ROWS, WIDTH, generator=generator).requires_grad_()
     head = torch.randn(DRAFTS, WIDTH, generator=generator)
-    hear(x, head, aims, torch.arange(ROWS), weight_M=torch.ones(ROWS)).loss.backward()
+    fused_loss(x, head, aims, torch.arange(ROWS), weight_M=torch.ones(ROWS)).loss.backward()
     assert x.grad is not None
     assert head.grad is None
 
@@ -66,6 +66,6 @@ def test_what_is_frozen_gets_no_gradient() -> None:
 def test_no_rows_give_no_loss() -> None:
     aims = random_aims(torch.Generator().manual_seed(3))
     none = torch.zeros(0, dtype=torch.int64)
-    heard = hear(torch.zeros(0, WIDTH), torch.ones(DRAFTS, WIDTH), aims, none, weight_M=torch.zeros(0))
-    assert float(heard.loss) == 0
-    assert len(heard.overlap_M) == 0
+    found = fused_loss(torch.zeros(0, WIDTH), torch.ones(DRAFTS, WIDTH), aims, none, weight_M=torch.zeros(0))
+    assert float(found.loss) == 0
+    assert len(found.overlap_M) == 0

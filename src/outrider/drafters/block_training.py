@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from outrider.drafters.block_net import BlockNet
-from outrider.drafters.head_loss import Bias, hear
+from outrider.drafters.head_loss import Bias, fused_loss
 from outrider.drafters.head_training import Aims, Lesson, Losses
 
 
@@ -182,7 +182,7 @@ def _judge(
         embedded_NKr = net.markov_head.markov_w1(lesson.tokens_BT.flatten()[flat_NK])
         embedded_Mr = embedded_NKr[counts_NK]
         bias = Bias(_markov_inputs(net, embedded_NKr, h_NKd)[counts_NK], net.markov_head.markov_w2.weight)
-    said = hear(
+    found = fused_loss(
         h_Md,
         weight_Sd.to(net.dtype),
         aims,
@@ -192,13 +192,13 @@ def _judge(
         tv=weights.tv,
         bias=bias,
     )
-    total, loss_M = said.loss, weights.ce * said.cross_entropy_M + weights.tv * (1 - said.overlap_M)
+    total, loss_M = found.loss, weights.ce * found.cross_entropy_M + weights.tv * (1 - found.overlap_M)
     if net.confidence_head is not None:
-        logit_M, goal_M = net.confidence_head(h_Md, embedded_Mr).float(), said.overlap_M.clamp(0, 1)
+        logit_M, goal_M = net.confidence_head(h_Md, embedded_Mr).float(), found.overlap_M.clamp(0, 1)
         confidence_M = F.binary_cross_entropy_with_logits(logit_M, goal_M, reduction="none")
         total = total + weights.confidence * (weight_M * confidence_M).sum()
         loss_M = loss_M + weights.confidence * confidence_M.detach()
-    return Judged(total, place_M, loss_M, said.agrees_M, said.overlap_M)
+    return Judged(total, place_M, loss_M, found.agrees_M, found.overlap_M)
 
 
 def _markov_inputs(net: BlockNet, embedded_NKr: Tensor, h_NKd: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ BLOCK_NUMBERS = 1 << 20
 LEAST_ROWS = 64
 
 
-class Heard(NamedTuple):
+class RowLosses(NamedTuple):
     """The loss, differentiable; and by row the cross-entropy (0 where the likeliest token is not in the draft
     vocabulary), whether the likeliest tokens agree, and the overlap."""
 
@@ -40,7 +40,7 @@ class Bias(NamedTuple):
     weight_Sr: Tensor
 
 
-def hear(
+def fused_loss(
     x_Md: Tensor,
     head_Sd: Tensor,
     aims: Aims,
@@ -50,7 +50,7 @@ def hear(
     ce: float = 1.0,
     tv: float = 0.0,
     bias: Bias | None = None,
-) -> Heard:
+) -> RowLosses:
     """Of a head with the rows `head_Sd` over `x_Md`, against the positions `rows_M` of `aims`, which has one leading
     dimension. The loss is the sum over rows of weight (ce cross-entropy + tv (1 - overlap)). Weights that need no
     gradient get none made."""
@@ -58,11 +58,11 @@ def hear(
     p_MC = aims.p_XC[rows_M].to(x_Md.dtype)
     weight_M = weight_M.to(x_Md.dtype)
     input_Mr, weight_Sr = bias if bias is not None else (None, None)
-    out = _Hear.apply(x_Md, head_Sd, input_Mr, weight_Sr, columns_MC, p_MC, usable_M, weight_M, ce, tv)  # type: ignore[no-untyped-call]
-    return Heard(*out)
+    out = _FusedLoss.apply(x_Md, head_Sd, input_Mr, weight_Sr, columns_MC, p_MC, usable_M, weight_M, ce, tv)  # type: ignore[no-untyped-call]
+    return RowLosses(*out)
 
 
-class _Hear(torch.autograd.Function):
+class _FusedLoss(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from outrider.drafters.head_fit import TrainedFor
-from outrider.drafters.head_loss import hear
+from outrider.drafters.head_loss import fused_loss
 from outrider.drafters.head_training import Aims, Lesson, Losses, mean
 from outrider.drafters.reduced_vocab import ReducedVocab
 
@@ -98,11 +98,11 @@ def medusa_losses(
         x_Nd = net.read(last_norm(features_XF[at_N - k].float()).clone(), k - 1)
         weight_Sd = net.lm_heads[k - 1].weight if net.config.own_heads else head_Sd
         assert isinstance(weight_Sd, Tensor)
-        heard = hear(x_Nd, weight_Sd, aims, at_N, weight_M=usable_N / usable_N.sum().clamp(min=1))
-        total = total + decay**k * heard.loss
-        losses.append(float(heard.loss.detach()))
-        agreements.append(mean(heard.agrees_M))
-        overlaps.append(mean(heard.overlap_M))
+        found = fused_loss(x_Nd, weight_Sd, aims, at_N, weight_M=usable_N / usable_N.sum().clamp(min=1))
+        total = total + decay**k * found.loss
+        losses.append(float(found.loss.detach()))
+        agreements.append(mean(found.agrees_M))
+        overlaps.append(mean(found.overlap_M))
     return Losses(total, losses, agreements, overlaps)
 
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from outrider.drafters.head_loss import Heard, hear
+from outrider.drafters.head_loss import RowLosses, fused_loss
 from outrider.drafters.head_training import Aims, Lesson, Losses, mean
 from outrider.drafters.recurrent_net import RecurrentNet
 
@@ -127,7 +127,7 @@ def learn_to_draft(
     g_Md = fuse(lesson.features_BTF.flatten(0, 1)[rows.flat_M])
     first: tuple[Tensor, Tensor] | None = None
     own: list[tuple[Tensor, Tensor]] = []
-    heard = []
+    by_step = []
     for step in range(len(weights)):
         flat_M, positions_M = (rows.flat_A, rows.position_A + step) if first else (rows.flat_M, rows.position_M)
         at_M = (flat_M + 1 + step).clamp(max=len(tokens_X) - 1)
@@ -142,11 +142,11 @@ def learn_to_draft(
         count_A = rows.inside_A(step) & counted_X[at_M]
         at_N = at_M[count_A]
         share_N = aims.usable_X[at_N] / aims.usable_X[at_N].sum().clamp(min=1)
-        heard.append(hear(normed_Ad[count_A], weight_Sd, aims, at_N, weight_M=share_N))
-    return _losses(heard, weights)
+        by_step.append(fused_loss(normed_Ad[count_A], weight_Sd, aims, at_N, weight_M=share_N))
+    return _losses(by_step, weights)
 
 
-def _losses(heard: list[Heard], weights: Seq[float]) -> Losses:
-    total = sum((weight * step.loss for weight, step in zip(weights, heard, strict=True)), torch.zeros(()))
-    losses = [float(step.loss.detach()) for step in heard]
-    return Losses(total, losses, [mean(step.agrees_M) for step in heard], [mean(step.overlap_M) for step in heard])
+def _losses(by_step: list[RowLosses], weights: Seq[float]) -> Losses:
+    total = sum((weight * step.loss for weight, step in zip(weights, by_step, strict=True)), torch.zeros(()))
+    losses = [float(step.loss.detach()) for step in by_step]
+    return Losses(total, losses, [mean(step.agrees_M) for step in by_step], [mean(step.overlap_M) for step in by_step])

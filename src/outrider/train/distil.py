@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from outrider.core.protocols import Drafter
 from outrider.core.registry import drafter_class
 from outrider.core.types import TargetIdentity
-from outrider.drafters.head_loss import hear
+from outrider.drafters.head_loss import fused_loss
 from outrider.drafters.head_training import Aims, Lesson, Losses, mean
 from outrider.drafters.reduced_vocab import ReducedVocab
 from outrider.models.decoder import Decoder
@@ -54,15 +54,15 @@ class DraftInTraining(TrainedHead):
         counted_M = lesson.counted_BT.flatten().nonzero().flatten()
         aims = Aims(lesson.likeliest_BTC.flatten(0, 1), lesson.logp_BTC.flatten(0, 1), self.vocab)
         usable_M = aims.usable_X[counted_M]
-        heard = hear(
+        found = fused_loss(
             hidden_BTd.flatten(0, 1)[counted_M],
             self._net.get_output_embeddings().weight,
             aims,
             counted_M,
             weight_M=usable_M / usable_M.sum().clamp(min=1),
         )
-        shares = [float(heard.loss.detach())], [mean(heard.agrees_M)], [mean(heard.overlap_M)]
-        return Losses(heard.loss, *shares)
+        shares = [float(found.loss.detach())], [mean(found.agrees_M)], [mean(found.overlap_M)]
+        return Losses(found.loss, *shares)
 
     def write(self, folder: Path, layout: str | None = None) -> None:
         """As a folder like the one that it came from."""
