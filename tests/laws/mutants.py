@@ -7,10 +7,14 @@ Shapes: V vocabulary.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
 
 import torch
 from torch import Tensor
 
+from outrider.control.cost import CostModel
+from outrider.control.governor import GovernorController
 from outrider.core.draft import DraftLaw, SeqDraft
 from outrider.core.rng import Key, Purpose, Rng
 from outrider.core.row import Row
@@ -136,6 +140,21 @@ def peeks_at_target(tables: Tables, k: int, rng: Rng) -> SeqDraft:
     draft = propose_iid(tables, k, rng)
     sure = [float(tables.p(tuple(draft.tokens[: i + 1])).max()) > 0.6 for i in range(k)]
     return draft.head(sure.index(False) if False in sure else k)
+
+
+class PeekingGovernor(GovernorController):
+    """Decides the round's K by the tokens of this very round's draft: what a controller must not see.
+
+    The drafter and the controller share a glimpse: `first` is what the draft will begin with.
+    """
+
+    def __init__(self, costs: CostModel, glimpse: Callable[[Sequence], int]) -> None:
+        super().__init__(costs, ["table"], most=2)
+        self.glimpse = glimpse
+
+    def budgets(self, seqs: Seq[Sequence]) -> list[int]:
+        ks = super().budgets(seqs)
+        return [k if self.glimpse(seq) == 0 else 0 for seq, k in zip(seqs, ks, strict=True)]
 
 
 def rounds_q(dtype: torch.dtype) -> object:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
+from outrider.control.cost import one_context
 from outrider.control.fixed import FixedController
 from outrider.core.protocols import Verifier
 from outrider.core.registry import verifier_class
-from outrider.core.types import SamplingParams
+from outrider.core.rng import ExhaustiveRng, Rng
+from outrider.core.types import SamplingParams, Sequence
 from outrider.verify.block import BlockVerifier
 from outrider.verify.chain import ChainVerifier
 from outrider.verify.match import MatchVerifier
@@ -25,10 +27,11 @@ from tests.laws.harness import (
     random_tables,
     total_variation,
 )
-from tests.laws.rounds import Setting, TableDrafter, answer_law, plain_law, table_model
+from tests.laws.rounds import Setting, TableDrafter, answer_law, generate, plain_law, table_model
 
 TABLES = random_tables("flat", 4, seed=0)
 CLOSE = random_tables("close", 3, seed=3)
+COSTS = one_context({1: 1.0, 9: 1.2}, {"table": [0.2, 0.3, 0.4]})
 WRONG_RULES: dict[str, tuple[Verifier, Propose]] = {
     "residual replaced by p": (mutants.RedrawsFromTarget(), propose_iid),
     "point residual without removing x": (mutants.RedrawsFromTarget(), propose_point),
@@ -62,6 +65,48 @@ def test_wrong_rule_is_caught(label: str) -> None:
 @pytest.mark.parametrize("rule", [ChainVerifier(), BlockVerifier()], ids=lambda rule: rule.name)
 def test_wrong_draft_is_caught(rule: Verifier, label: str) -> None:
     assert distance(rule, CLOSE, 2, WRONG_DRAFTS[label]) > 1e3 * EXACT
+
+
+class GlimpsedDrafter(TableDrafter):
+    """Draws its first token before the budget is known; `glimpse` shows it."""
+
+    def glimpse(self, seq: Sequence) -> int:
+        self.drawn = super().choose(self.q(seq, []), seq, 0, self.rng)
+        return self.drawn
+
+    def choose(self, q_V: torch.Tensor, seq: Sequence, i: int, rng: Rng) -> int:
+        return self.drawn if i == 0 else super().choose(q_V, seq, i, rng)
+
+
+@pytest.mark.parametrize("peeks", [True, False])
+def test_a_governor_that_sees_its_draft_is_caught(peeks: bool) -> None:
+    """And the same governor and drafter are right where the glimpse decides nothing."""
+    params, model = SamplingParams(temperature=1.0, max_tokens=2), table_model(2, 1, seed=5)
+    target = table_model(2, 1, seed=4)
+
+    def law(rng: Rng) -> tuple[int, ...]:
+        drafter = GlimpsedDrafter(model, params)
+        drafter.rng = rng
+
+        def glimpse(seq: Sequence) -> int:
+            seen = drafter.glimpse(seq)
+            return seen if peeks else 0
+
+        return tuple(
+            generate(
+                Setting(
+                    target=target,
+                    rule=ChainVerifier(),
+                    drafter=lambda: drafter,
+                    controller=lambda: mutants.PeekingGovernor(COSTS, glimpse),
+                    params=params,
+                ),
+                rng,
+            )[0]
+        )
+
+    distance = total_variation(ExhaustiveRng().law(law), plain_law(target, params))
+    assert (distance > 1e-3) is peeks
 
 
 def test_dropping_a_drawn_token_by_hand() -> None:

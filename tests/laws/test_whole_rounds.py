@@ -7,11 +7,13 @@ from dataclasses import replace
 
 import pytest
 
+from outrider.control.cost import one_context
 from outrider.control.fixed import FixedController
+from outrider.control.governor import GovernorController
 from outrider.core.draft import DraftLaw
 from outrider.core.protocols import Controller
 from outrider.core.registry import verifier_class
-from outrider.core.types import SamplingParams
+from outrider.core.types import SamplingParams, Sequence
 from tests.laws.harness import EXACT, rules, total_variation
 from tests.laws.rounds import (
     BudgetController,
@@ -32,9 +34,18 @@ CASES = [
     for law in (DraftLaw.POINT, DraftLaw.IID)
     if law in verifier_class(name).laws
 ]
+COSTS = one_context({1: 1.0, 9: 1.2}, {"table": [0.2, 0.3, 0.4]})
+
+
+def governor() -> GovernorController:
+    """Drafts two tokens at first; after a round that kept nothing, fewer or none."""
+    return GovernorController(COSTS, ["table"], most=2)
+
+
 CONTROLLERS: dict[str, Callable[[], Controller]] = {
     "fixed": lambda: FixedController(2),
     "past": CautiousController,
+    "governor": governor,
 }
 
 
@@ -52,6 +63,22 @@ def check(run: Setting) -> None:
     law, plain = answer_law(run), plain_law(run.target, run.params, run.stop_ids, run.prompts[0])
     assert abs(sum(law.values()) - 1.0) <= EXACT
     assert total_variation(law, plain) <= EXACT
+
+
+def test_the_governor_of_these_laws_decides_by_outcomes() -> None:
+    """So that the laws below are those of answers with different drafts in them."""
+    decided = set()
+    for accepted in (0, 2):
+        controller, seq = governor(), Sequence(0, [0], SAMPLED, seed=0)
+        seq.params = replace(SAMPLED, max_tokens=50)
+        [k] = controller.budgets([seq])
+        assert k == 2
+        for _ in range(2):
+            seq.tokens += [0] * (accepted + 1)
+            controller.observe(seq, 2, accepted)
+            [k] = controller.budgets([seq])
+        decided.add(k)
+    assert len(decided) == 2
 
 
 @pytest.mark.parametrize("controller", CONTROLLERS)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from outrider.core.draft import Draft, DraftLaw, SeqDraft
 from outrider.core.rng import Rng
-from outrider.core.types import Sequence
+from outrider.core.types import Sequence, Switch
 from outrider.core.verdict import Verdict
 from outrider.core.warp import Rows
 
@@ -252,6 +252,23 @@ class Controller(Protocol):
 
     def observe(self, seq: Sequence, drafted: int, accepted: int) -> None:
         """What became of a round's draft; `accepted` are the draft tokens that became final."""
+        ...
+
+
+@runtime_checkable
+class Governor(Controller, Protocol):
+    """A controller that also says who drafts. A sequence's own `k` is the most that it allows."""
+
+    def open(self, seq: Sequence, drafters: Seq[str]) -> None:
+        """A sequence is queued; one of these may draft in each of its rounds."""
+        ...
+
+    def drafter(self, seq: Sequence) -> str:
+        """Who drafts in the round whose budgets were asked for last."""
+        ...
+
+    def close(self, seq: Sequence) -> list[Switch]:
+        """A sequence ends; what was decided for it, in order. Nothing of it may be left."""
         ...
 
 

@@ -45,7 +45,12 @@ VERIFIERS: Mapping[str, str] = MappingProxyType(
     }
 )
 
-CONTROLLERS: Mapping[str, str] = MappingProxyType({"fixed": "outrider.control.fixed:FixedController"})
+CONTROLLERS: Mapping[str, str] = MappingProxyType(
+    {
+        "fixed": "outrider.control.fixed:FixedController",
+        "governor": "outrider.control.governor:GovernorController",
+    }
+)
 
 
 INTERNAL = frozenset({"fixed"})
@@ -77,7 +82,7 @@ def verifier_class(name: str) -> Callable[..., Verifier]:
 
 
 def controller_class(name: str) -> Callable[..., Controller]:
-    """The class of the controller `name`."""
+    """The class of the controller `name`: `fixed` takes a K, `governor` costs, drafters and the most draft tokens."""
     found: Callable[..., Controller] = _load("controller", name, CONTROLLERS)
     return found
 

@@ -140,6 +140,16 @@ class Decision:
 
 
 @dataclass(frozen=True, slots=True)
+class Switch:
+    """From the output token `position` on, `drafter` drafts up to `k` tokens a round (0: plain steps), and why."""
+
+    position: int
+    drafter: str
+    k: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class TargetIdentity:
     """Which model a target is, for heads that were trained for one: the names that it goes by, and the hash of what its
     token ids stand for."""

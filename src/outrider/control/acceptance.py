@@ -1,0 +1,153 @@
+"""Running estimates of what a drafter's tokens are worth: from past rounds only, the near ones counting more.
+
+A *position* is a place in a draft, from 0. Two things are estimated at each, of rounds in which so many tokens were
+asked for: whether a token was drafted there, where all before were; and whether one was kept there, where all before
+were.
+"""
+
+from __future__ import annotations
+
+import math
+
+SLOW, FAST = 0.97, 0.6
+"""What a round's weight becomes with every later one: memories of about 30 rounds and of two or three."""
+SHARED = 0.995
+"""The same for what all requests together have shown."""
+PRIOR_WEIGHT = 1.5
+"""Rounds that the prior of a request counts for."""
+SHARED_WEIGHT = 4.0
+UNKNOWN = 0.6
+"""Chance that a token is kept, of a drafter of which nothing is known."""
+DRIFT, ALARM = 0.5, 4.0
+"""A change is noticed when outcomes stray on one side by ALARM standard deviations in sum, DRIFT a round forgiven."""
+LEAST_SD = 0.3
+
+
+class Counts:
+    """Decaying counts of rounds, by position.
+
+    `tried` had kept all tokens before, `kept` one more; `reached` had drafted all before, `drafted` one more.
+    """
+
+    def __init__(self, size: int, decay: float) -> None:
+        self.size, self.decay = size, decay
+        self.tried, self.kept, self.reached, self.drafted = ([0.0] * size for _ in range(4))
+
+    def add(self, asked: int, drafted: int, accepted: int) -> None:
+        """A round in which `asked` tokens were allowed, `drafted` came and the first `accepted` were kept."""
+        for counts in (self.tried, self.kept, self.reached, self.drafted):
+            counts[:] = [count * self.decay for count in counts]
+        for i in range(min(asked, drafted + 1, self.size)):
+            self.reached[i] += 1.0
+            self.drafted[i] += drafted > i
+            self.tried[i] += accepted >= i
+            self.kept[i] += accepted > i
+
+    def take(self, other: Counts) -> None:
+        """Forgets everything but what `other` knows."""
+        self.tried, self.kept = other.tried[:], other.kept[:]
+        self.reached, self.drafted = other.reached[:], other.drafted[:]
+
+
+class SharedAcceptance:
+    """What all requests have shown of a drafter; where each of them starts from. `alpha` is what its card says."""
+
+    def __init__(self, size: int, alpha: float = UNKNOWN) -> None:
+        self.alpha = alpha
+        self.counts = Counts(size, SHARED)
+
+    def add(self, asked: int, drafted: int, accepted: int) -> None:
+        self.counts.add(asked, drafted, accepted)
+
+    def rates(self) -> tuple[list[float], list[float]]:
+        """By position: (kept, drafted). Where little was seen, as at the position before."""
+        kept, drafted, before = [], [], (self.alpha, 1.0)
+        for i in range(self.counts.size):
+            kept.append(_rate(self.counts.kept[i], self.counts.tried[i], before[0], SHARED_WEIGHT))
+            drafted.append(_rate(self.counts.drafted[i], self.counts.reached[i], before[1], SHARED_WEIGHT))
+            before = kept[-1], drafted[-1]
+        return kept, drafted
+
+
+class Acceptance:
+    """What one request has shown of a drafter.
+
+    When outcomes stray from the estimates for a few rounds on one side, the text has changed: what was before is
+    forgotten.
+    """
+
+    def __init__(self, shared: SharedAcceptance) -> None:
+        self.shared = shared
+        size = shared.counts.size
+        self.slow, self.fast = Counts(size, SLOW), Counts(size, FAST)
+        self._high = self._low = 0.0
+        self._gains: tuple[list[float], list[float]] | None = None
+
+    def add(self, asked: int, drafted: int, accepted: int) -> bool:
+        """Takes in a round; whether it was the one that gave a change of the text away."""
+        kept = self.gains()[0]
+        mean = kept[asked]
+        square = sum((2 * i + 1) * (kept[i + 1] - kept[i]) for i in range(asked))
+        stray = (accepted - mean) / max(math.sqrt(max(square - mean * mean, 0.0)), LEAST_SD)
+        self._high = max(0.0, self._high + stray - DRIFT)
+        self._low = max(0.0, self._low - stray - DRIFT)
+        for counts in (self.slow, self.fast, self.shared):
+            counts.add(asked, drafted, accepted)
+        changed = max(self._high, self._low) > ALARM
+        if changed:
+            self.slow.take(self.fast)
+            self._high = self._low = 0.0
+        self._gains = None
+        return changed
+
+    def gains(self) -> tuple[list[float], list[float]]:
+        """Entry K: tokens of a draft of up to K that are kept, and that are drafted, as expected now."""
+        if self._gains is None:
+            self._gains = self._expected()
+        return self._gains
+
+    def first(self) -> float:
+        """Chance that the first token is drafted and kept."""
+        return self.gains()[0][1]
+
+    def _expected(self) -> tuple[list[float], list[float]]:
+        shared_kept, shared_drafted = self.shared.rates()
+        slow = self.slow
+        kept = _sums(_rates(slow.kept, slow.tried, shared_kept))
+        drafted = _sums(_rates(slow.drafted, slow.reached, shared_drafted))
+        return kept, [max(pair) for pair in zip(kept, drafted, strict=True)]
+
+
+def alpha_of(acceptance_length: float, k: int) -> float:
+    """The chance of each token at which drafts of K tokens have this acceptance length."""
+    low, high = 0.0, 0.999
+    for _ in range(40):
+        alpha = (low + high) / 2
+        if sum(alpha**i for i in range(k + 1)) < acceptance_length:
+            low = alpha
+        else:
+            high = alpha
+    return low
+
+
+def _rates(hits: list[float], chances: list[float], shared: list[float]) -> list[float]:
+    """By position; the prior is the shape of the shared estimates, at the level that this request has shown before."""
+    rates: list[float] = []
+    for i, prior in enumerate(shared):
+        if rates:
+            prior = min(rates[-1] * prior / max(shared[i - 1], 1e-3), 1.0)
+        rates.append(_rate(hits[i], chances[i], prior, PRIOR_WEIGHT))
+    return rates
+
+
+def _sums(rates: list[float]) -> list[float]:
+    """Entry K: the expected number of tokens up to the first of K that fails."""
+    sums, alive = [0.0], 1.0
+    for rate in rates:
+        alive *= rate
+        sums.append(sums[-1] + alive)
+    return sums
+
+
+def _rate(hits: float, chances: float, prior: float, weight: float) -> float:
+    return (hits + weight * prior) / (chances + weight)

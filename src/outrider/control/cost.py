@@ -1,0 +1,211 @@
+"""`CostModel`: seconds of a round by its rows, of a draft by its length; measured, interpolated, forced monotone.
+
+Whatever decides how much to draft, and whatever predicts a speed, asks it. It knows nothing of clocks or models:
+`outrider profile` measures the tables, `cost_cache` keeps them.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from itertools import pairwise
+
+from outrider.core.json_file import JsonObject
+from outrider.errors import ConfigError, ModelFileError
+
+SCHEMA = "outrider.costs/1"
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """A rising function given at some points: a straight line between them, flat before the first, and behind the last
+    on along the last two."""
+
+    at: tuple[float, ...]
+    values: tuple[float, ...]
+
+    @classmethod
+    def rising(cls, points: Mapping[int, float]) -> Curve:
+        """Through measured points. Neighbours that fall, as noise makes them, become their mean."""
+        at = sorted(points)
+        blocks: list[tuple[float, int]] = []
+        for x in at:
+            blocks.append((points[x], 1))
+            while len(blocks) > 1 and blocks[-2][0] > blocks[-1][0]:
+                (b, n), (a, m) = blocks.pop(), blocks.pop()
+                blocks.append(((a * m + b * n) / (m + n), m + n))
+        return cls(tuple(map(float, at)), tuple(value for value, count in blocks for _ in range(count)))
+
+    def __call__(self, x: float) -> float:
+        at, values = self.at, self.values
+        if x <= at[0] or len(at) == 1:
+            return values[0]
+        i = min(bisect_right(at, x), len(at) - 1)
+        return values[i - 1] + (values[i] - values[i - 1]) * (x - at[i - 1]) / (at[i] - at[i - 1])
+
+    def to_json(self) -> dict[str, float]:
+        return {f"{x:g}": value for x, value in zip(self.at, self.values, strict=True)}
+
+    @classmethod
+    def from_json(cls, values: JsonObject) -> Curve:
+        """Raises ModelFileError for anything but rising, finite, positive numbers."""
+        if not values.values or not all(key.isdecimal() and len(key) < 10 for key in values.values):
+            raise ModelFileError(f"{values.path}: a table of costs is empty, or has a key that is no whole number")
+        points = {int(key): values.number(key) for key in values.values}
+        made = cls.rising(points)
+        if min(made.values) < 0 or [points[int(x)] for x in made.at] != list(made.values):
+            raise ModelFileError(f"{values.path}: a table of costs has values that are negative, or that fall")
+        return made
+
+
+@dataclass(frozen=True, slots=True)
+class DraftCost:
+    """Seconds of drafting for one sequence of a batch, by K: alone, and as its share of a batch of `batch`.
+
+    `catch_up_s` is what each token adds that was committed while this drafter did not draft. `identity` says what was
+    measured.
+    """
+
+    alone: Curve
+    shared: Curve
+    batch: int
+    catch_up_s: float = 0.0
+    identity: str = ""
+
+    def share_s(self, k: int, batch: int) -> float:
+        """Of one sequence among `batch` that are drafted together; 0 for no draft."""
+        if k == 0:
+            return 0.0
+        alone, shared = self.alone(k), self.shared(k)
+        if self.batch == 1 or batch == 1:
+            return alone
+        whole = alone + (shared * self.batch - alone) * (batch - 1) / (self.batch - 1)
+        return max(whole, alone) / batch
+
+    def to_json(self) -> dict[str, object]:
+        return {
+            "identity": self.identity,
+            "alone_seconds": self.alone.to_json(),
+            "shared_seconds": self.shared.to_json(),
+            "batch": self.batch,
+            "catch_up_seconds": self.catch_up_s,
+        }
+
+    @classmethod
+    def from_json(cls, values: JsonObject) -> DraftCost:
+        batch, catch_up_s = values.whole("batch"), values.number("catch_up_seconds")
+        if batch < 1 or catch_up_s < 0:
+            raise ModelFileError(f"{values.path}: the cost of a draft is negative, or that of no sequence")
+        alone, shared = (Curve.from_json(values.child(f"{name}_seconds")) for name in ("alone", "shared"))
+        return cls(alone, shared, batch, catch_up_s, values.text("identity"))
+
+
+@dataclass(frozen=True, slots=True)
+class CostModel:
+    """What a round costs, in seconds.
+
+    `passes` by context, then by rows; `greedy` and `sampled` from logits to verdict, by rows; `overhead_s` is the rest
+    of a round: Python, commit, text. `drafters` by name.
+    """
+
+    passes: tuple[tuple[int, Curve], ...]
+    greedy: Curve
+    sampled: Curve
+    overhead_s: float
+    drafters: Mapping[str, DraftCost]
+
+    @classmethod
+    def measured(
+        cls,
+        passes: Mapping[int, Mapping[int, float]],
+        greedy: Mapping[int, float],
+        sampled: Mapping[int, float],
+        overhead_s: float,
+        drafters: Mapping[str, DraftCost],
+    ) -> CostModel:
+        """From raw figures, `passes` by context and rows: what falls with more rows or a longer context is noise."""
+        curves: list[tuple[int, Curve]] = []
+        for context in sorted(passes):
+            curve = Curve.rising(passes[context])
+            if curves:
+                longer = {int(x): max(curve(x), curves[-1][1](x)) for x in curve.at}
+                curve = Curve.rising(longer)
+            curves.append((context, curve))
+        return cls(tuple(curves), Curve.rising(greedy), Curve.rising(sampled), max(overhead_s, 0.0), dict(drafters))
+
+    def pass_s(self, rows: float, context: float) -> float:
+        """A target pass over `rows` rows behind `context` tokens each."""
+        first = self.passes[0]
+        if context <= first[0] or len(self.passes) == 1:
+            return first[1](rows)
+        below, above = next((pair for pair in pairwise(self.passes) if context < pair[1][0]), self.passes[-2:])
+        low, high = below[1](rows), above[1](rows)
+        return low + (high - low) * (context - below[0]) / (above[0] - below[0])
+
+    def round_s(self, rows: float, context: float, *, greedy: bool) -> float:
+        """A whole round over `rows` rows, what drafting costs not included."""
+        judged = self.greedy if greedy else self.sampled
+        return self.pass_s(rows, context) + judged(rows) + self.overhead_s
+
+    def draft_s(self, drafter: str, k: int, batch: int = 1) -> float:
+        """One sequence's share of drafting K tokens for `batch` sequences."""
+        return self._draft(drafter).share_s(k, batch)
+
+    def catch_up_s(self, drafter: str, tokens: int) -> float:
+        """What a drafter needs on top when `tokens` tokens were committed since it drafted last."""
+        return self._draft(drafter).catch_up_s * max(tokens, 0)
+
+    def v(self, rows: float, context: float) -> float:
+        """A pass over `rows` rows relative to one row."""
+        return self.pass_s(rows, context) / self.pass_s(1, context)
+
+    def c(self, drafter: str, k: int, context: float) -> float:
+        """A drafted token, of K, relative to a plain greedy round."""
+        return self.draft_s(drafter, k) / k / self.round_s(1, context, greedy=True) if k else 0.0
+
+    def _draft(self, drafter: str) -> DraftCost:
+        if drafter not in self.drafters:
+            known = ", ".join(self.drafters) or "none"
+            raise ConfigError(f"what drafter {drafter!r} costs is not known: known are {known}; run outrider profile")
+        return self.drafters[drafter]
+
+    def to_json(self) -> dict[str, object]:
+        return {
+            "target_seconds": {str(context): curve.to_json() for context, curve in self.passes},
+            "greedy_seconds": self.greedy.to_json(),
+            "sampled_seconds": self.sampled.to_json(),
+            "overhead_seconds": self.overhead_s,
+            "drafters": {name: cost.to_json() for name, cost in self.drafters.items()},
+        }
+
+    @classmethod
+    def from_json(cls, values: JsonObject) -> CostModel:
+        """Raises ModelFileError, one line, for what is missing or no cost."""
+        target, drafters = values.child("target_seconds"), values.child("drafters")
+        if not target.values or not all(key.isdecimal() for key in target.values):
+            raise ModelFileError(f"{values.path}: target_seconds names no context, or one that is no number of tokens")
+        contexts = sorted(int(key) for key in target.values)
+        return cls(
+            tuple((context, Curve.from_json(target.child(str(context)))) for context in contexts),
+            Curve.from_json(values.child("greedy_seconds")),
+            Curve.from_json(values.child("sampled_seconds")),
+            _not_negative(values, "overhead_seconds"),
+            {name: DraftCost.from_json(drafters.child(name)) for name in drafters.values},
+        )
+
+
+def _not_negative(values: JsonObject, key: str) -> float:
+    if (number := values.number(key)) < 0:
+        raise ModelFileError(f"{values.path}: {key!r} is {number}, expected a number >= 0")
+    return number
+
+
+def one_context(passes: Mapping[int, float], drafters: Mapping[str, Seq[float]], *, context: int = 0) -> CostModel:
+    """A cost model from given figures: passes by rows, and by drafter the seconds of drafts of 1, 2, ... tokens."""
+    costs = {}
+    for name, seconds in drafters.items():
+        curve = Curve.rising(dict(enumerate(seconds, 1)))
+        costs[name] = DraftCost(curve, curve, 1, identity="given")
+    return CostModel.measured({context: passes}, {1: 0.0}, {1: 0.0}, 0.0, costs)
