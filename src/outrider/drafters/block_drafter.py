@@ -13,7 +13,6 @@ Shapes: M rows, K draft tokens, b rows of a block, n sequences in a step, d head
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Sequence as Seq
 from itertools import pairwise
@@ -32,11 +31,12 @@ from outrider.drafters.block_files import read_block
 from outrider.drafters.block_habits import MOST, Habits
 from outrider.drafters.block_net import BlockConfig, BlockNet
 from outrider.drafters.block_parts import Parts, prepare_parts
-from outrider.drafters.block_run import BlockRun, last, plain, plainly_drawn, spans
+from outrider.drafters.block_run import BlockRun, last, plainly_drawn, spans
 from outrider.drafters.block_state import BlockState, Said
 from outrider.drafters.catch_up import in_passes
-from outrider.drafters.chain import GREEDY_BELOW_TEMPERATURE, ChainDrafter
-from outrider.drafters.head_fit import require_fit, require_host, require_taps, require_width
+from outrider.drafters.chain import GREEDY_BELOW_TEMPERATURE
+from outrider.drafters.head_drafter import HeadDrafter
+from outrider.drafters.head_fit import require_width
 from outrider.drafters.options import require_number
 from outrider.errors import PairingError
 from outrider.kernels import softmax
@@ -45,7 +45,7 @@ Choice = tuple[int, float, float]
 """As in `ChainDrafter._choose`."""
 
 
-class BlockDrafter(ChainDrafter[BlockState]):
+class BlockDrafter(HeadDrafter[BlockState]):
     """Drafts chains with the block head `head`: a folder or file in one of the public layouts, or a network.
 
     target        the model that the head rides on
@@ -60,11 +60,8 @@ class BlockDrafter(ChainDrafter[BlockState]):
                   whether confidences are calibrated by what was accepted; each sequence for itself, until it is
                   closed (`block_habits`). 0: neither
 
-    Raises ModelFileError for a bad file, PairingError for a head of another target, ConfigError for an option. A
-    sequence is not drafted while the features of its latest position are not known (a prompt of one token).
+    Raises ModelFileError for a bad file, PairingError for a head of another target, ConfigError for an option.
     """
-
-    needs = frozenset({"target", "head", "identity"})
 
     def __init__(
         self,
@@ -81,21 +78,18 @@ class BlockDrafter(ChainDrafter[BlockState]):
     ) -> None:
         super().__init__(draft_sample_method, greedy_below_temperature, min_confidence)
         self.adapt = require_number(self.name, "adapt", adapt, 0, MOST)
-        net = copy.deepcopy(head) if isinstance(head, BlockNet) else read_block(head)
-        what = f"the block head {head}" if not isinstance(head, BlockNet) else "the block head"
+        what, net = self._take_up(
+            head, read_block, "block head", target=target, identity=identity, other_target=other_target
+        )
         self._require_kind(what, net.config)
-        self.host = require_host(self.name, target)
-        require_fit(what, net.config.trained_for(by_name=not other_target), target, self.host, identity)
         _require_layers(what, net.config, target.name, self.host.n_layers)
         shares = {"embed_tokens": not net.config.own_embedding, "lm_head": not net.config.own_head}
         require_width(what, net.config.layer.hidden_size, shares, target, self.host)
         self.config = net.config
-        self.wants = tuple(layer for layer in net.config.layer_ids if layer >= 0)
-        require_taps(what, self.wants, target, self.host)
+        self._tap(what, tuple(layer for layer in net.config.layer_ids if layer >= 0), target)
         self.parts: Parts = prepare_parts(self.name, net, self.host, target.vocab_size, dtype)
         self.columns = self.parts.columns
         self._lead = 0 if net.config.sample_from_anchor else 1
-        self.passes = 0
 
     @classmethod
     def _require_kind(cls, what: str, config: BlockConfig) -> None:
@@ -112,11 +106,9 @@ class BlockDrafter(ChainDrafter[BlockState]):
         return draft
 
     def commit(self, seq: Sequence, committed: Committed) -> None:
-        """Learns from what became of a draft; keeps the features of the positions that the target's cache gained."""
-        state = self._states[seq.id]
-        state.habits.learn(committed.tokens)
-        if committed.features_TF is not None and not state.stopped:
-            state.add(committed.features_TF, seq.cache.length)
+        """Learns from what became of a draft, too."""
+        self._states[seq.id].habits.learn(committed.tokens)
+        super().commit(seq, committed)
 
     def _new_state(self) -> BlockState:
         config = self.config
@@ -124,9 +116,7 @@ class BlockDrafter(ChainDrafter[BlockState]):
         return BlockState(config.layer.context_length, habits)
 
     def _ready(self, seq: Sequence, state: BlockState, budget: int) -> int:
-        if state.held == 0 or state.held != len(seq.tokens) - 1:
-            return 0
-        return min(budget, self.config.n_drafts)
+        return super()._ready(seq, state, min(budget, self.config.n_drafts))
 
     def _prepare(self, runs: list[BlockRun]) -> None:
         """Catches up with the text, runs the blocks, and takes the likeliest tokens where nothing else is asked for."""
@@ -134,12 +124,12 @@ class BlockDrafter(ChainDrafter[BlockState]):
             self._read(batch)
         if not runs:
             return
-        self._count(runs)
+        self._count([run.state for run in runs])
         h_Md = self._speaking(runs)
         logits_MS, sure_M = self.parts.logits(h_Md), self.parts.sure_rows(h_Md)
         for run, (start, stop) in zip(runs, spans([run.limit for run in runs]), strict=True):
             run.state.block = Said(logits_MS[start:stop], h_Md[start:stop], sure_M[start:stop])
-        self._walk([run for run in runs if run.law is DraftLaw.POINT and plain(run)], logits_MS)
+        self._walk([run for run in runs if run.law is DraftLaw.POINT and run.plain], logits_MS)
 
     def _speaking(self, runs: list[BlockRun]) -> Tensor:
         """[M, d]: of each block the rows that say the tokens that its budget allows."""
@@ -171,7 +161,7 @@ class BlockDrafter(ChainDrafter[BlockState]):
 
     def _read(self, batch: list[tuple[BlockRun, int, int]]) -> None:
         """Keys and values of these positions."""
-        self._count([run for run, _, _ in batch])
+        self._count([run.state for run, _, _ in batch])
         features_MF = torch.cat([self._features(run, start, stop) for run, start, stop in batch])
         positions = [position for _, start, stop in batch for position in range(start, stop)]
         kv_L2MGD = self.parts.backbone.context(features_MF, positions)
@@ -226,7 +216,7 @@ class BlockDrafter(ChainDrafter[BlockState]):
 
     def _choose(self, run: BlockRun, logits_S: Tensor, top: float, column: int, rng: Rng) -> Choice | None:
         """A likeliest token whose own probability nobody asks for is known already."""
-        if self.parts.sure and plain(run) and run.law is DraftLaw.POINT and math.isfinite(top):
+        if self.parts.sure and run.plain and run.law is DraftLaw.POINT and math.isfinite(top):
             return self.columns.token(column), 1.0, 1.0
         return super()._choose(run, logits_S, top, column, rng)
 
@@ -234,11 +224,6 @@ class BlockDrafter(ChainDrafter[BlockState]):
         """The head's confidence stands where that of the token would; it has decided already."""
         sure = self.parts.sure
         super()._take(run, token, run.state.block.sure if sure else peak, 1.0 if sure else probability)
-
-    def _count(self, runs: Seq[BlockRun]) -> None:
-        self.passes += 1
-        for run in runs:
-            run.state.count_pass()
 
 
 def _require_layers(what: str, config: BlockConfig, name: str, n_layers: int) -> None:

@@ -11,16 +11,11 @@ from outrider.drafters.chain import Run
 BlockRun = Run[BlockState]
 
 
-def plain(run: BlockRun) -> bool:
-    """Whether nothing but temperature and truncation touches the logits."""
-    return run.seq.params.plain_logits and run.seq.constraint is None
-
-
 def plainly_drawn(run: BlockRun) -> bool:
     """Whether its tokens are drawn from the softmax itself."""
     params = run.seq.params
     whole = params.top_k == 0 and params.top_p == 1 and params.min_p == 0
-    return run.law is not DraftLaw.POINT and whole and plain(run)
+    return run.law is not DraftLaw.POINT and whole and run.plain
 
 
 def last(run: BlockRun) -> int:

@@ -1,6 +1,6 @@
 """What a block drafter keeps of one sequence: features not yet read, and the keys and values of the text in all layers.
 
-Shapes: L layers, T positions, M rows, K draft tokens, F target features, S draft vocabulary, r rank of the Markov head,
+Shapes: L layers, T positions, M rows, K draft tokens, S draft vocabulary, r rank of the Markov head,
 G key-value heads, D head width.
 """
 
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from outrider.drafters.block_habits import Habits
+from outrider.drafters.chain_state import HeadState
 
 FIRST_ROWS = 64
 
@@ -75,61 +76,31 @@ class Said:
     sure: float = 1.0
 
 
-class BlockState:
+class BlockState(HeadState):
     """One sequence's place in the head.
 
-    The target's features are known of the positions before `held`; the cache holds those before `cache.end`. A block
-    sees the last `window` positions. `block` is what the block of the round says, valid until the next. `habits` are
-    what verification taught.
+    The cache holds the positions before `cache.end`. `block` is what the block of the round says, valid until the next.
+    `habits` are what verification taught.
     """
 
     def __init__(self, window: int, habits: Habits) -> None:
-        self.stopped = ""
-        self.window = window
+        super().__init__(window)
         self.habits = habits
-        self.held = 0
         self.cache = ContextCache(0)
         self.block = Said()
-        self._features: list[Tensor] = []
-        self._passes = 0
 
-    def add(self, features_TF: Tensor, end: int) -> None:
-        """Features of the positions up to `end`. A gap before them starts the head's window anew."""
-        start = end - len(features_TF)
-        if start != self.held:
-            self._features, self.cache = [], ContextCache(start)
-        self._features.append(features_TF)
-        self.held = end
-        if end - self.cache.end > self.window:
-            self._features = [torch.cat(self._features)[-self.window :]]
-            self.cache = ContextCache(end - self.window)
+    @property
+    def unread(self) -> int:
+        return self.cache.end
 
-    def features(self, start: int, stop: int) -> Tensor:
-        """[stop - start, F] of these positions, from `cache.end` on."""
-        if len(self._features) != 1:
-            self._features = [torch.cat(self._features)]
-        base = self.held - len(self._features[0])
-        return self._features[0][start - base : stop - base]
+    def _begin_at(self, start: int) -> None:
+        self.cache = ContextCache(start)
 
     def settle(self) -> None:
         """All positions before `held` are in the cache."""
         self._features = []
         self.cache.keep_last(self.window)
 
-    def count_pass(self) -> None:
-        self._passes += 1
-
-    def take_passes(self) -> int:
-        """Passes since this was last asked."""
-        passes, self._passes = self._passes, 0
-        return passes
-
-    def stop(self, reason: str) -> None:
-        """No more drafts; gives the memory back."""
-        self.stopped = reason
-        self.free()
-
     def free(self) -> None:
-        """Gives the memory back."""
-        self.cache, self._features, self.held = ContextCache(0), [], 0
+        super().free()
         self.block = Said()

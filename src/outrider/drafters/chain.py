@@ -14,7 +14,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 from torch import Tensor
 
@@ -24,6 +24,7 @@ from outrider.core.rng import Key, Purpose, Rng
 from outrider.core.row import Row
 from outrider.core.types import Sequence
 from outrider.core.warp import RowContext, distribution, warp
+from outrider.drafters.chain_state import ChainState
 from outrider.drafters.columns import Columns
 from outrider.drafters.options import require_number
 from outrider.errors import ConfigError
@@ -40,24 +41,6 @@ SAMPLE_METHOD_LAWS = {
 
 GREEDY_BELOW_TEMPERATURE = 0.3
 """Below it q is so peaked that a draw is nearly always the likeliest token, which needs no row of q to be kept."""
-
-
-class ChainState(Protocol):
-    """What a drafter keeps of one sequence. `stopped` says why the sequence is not drafted any more ("": it is)."""
-
-    stopped: str
-
-    def take_passes(self) -> int:
-        """Passes since this was last asked."""
-        ...
-
-    def stop(self, reason: str) -> None:
-        """No more drafts; gives the memory back."""
-        ...
-
-    def free(self) -> None:
-        """Gives the memory back."""
-        ...
 
 
 S = TypeVar("S", bound=ChainState)

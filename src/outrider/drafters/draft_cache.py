@@ -15,21 +15,21 @@ from torch import Tensor
 
 from outrider.core.protocols import KVCache, LanguageModel, Segment
 from outrider.core.step import PREFILL_CHUNK
+from outrider.drafters.chain_state import ChainState
 
 ROWS_WITH_LOGITS = 16
 """Longer catch-ups first run without the head, whose logits nobody would read."""
 
 
-class DraftState:
-    """The draft cache of one sequence. `stopped` says why the sequence is not drafted any more ("": it is)."""
+class DraftState(ChainState):
+    """The draft cache of one sequence."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.cache: KVCache | None = None
         self.fed: list[int] = []
         self.missing: list[int] = []
-        self.stopped = ""
         self._settled = 0
-        self._passes = 0
 
     def catch_up(self, tokens: list[int]) -> None:
         """Cuts the cache back to what it shares with `tokens`; `missing` is then what to feed, at least one token."""
@@ -43,25 +43,11 @@ class DraftState:
         self._settled = same
         self.missing = tokens[same:]
 
-    def count_pass(self) -> None:
-        """A pass that this sequence takes part in begins."""
-        self._passes += 1
-
-    def take_passes(self) -> int:
-        """Passes since this was last asked."""
-        passes, self._passes = self._passes, 0
-        return passes
-
     def keep(self, tokens: Seq[int]) -> None:
         """Commits the rows of the latest pass."""
         assert self.cache is not None
         self.cache.keep(range(len(tokens)))
         self.fed.extend(tokens)
-
-    def stop(self, reason: str) -> None:
-        """No more drafts; gives the cache back."""
-        self.stopped = reason
-        self.free()
 
     def free(self) -> None:
         """Gives the cache back."""

@@ -8,61 +8,50 @@ Shapes: n sequences in a step, K draft tokens, d width, S draft vocabulary.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from outrider.core.protocols import Committed, LanguageModel
+from outrider.core.protocols import LanguageModel
 from outrider.core.types import Sequence, TargetIdentity
-from outrider.drafters.chain import GREEDY_BELOW_TEMPERATURE, ChainDrafter, Run
+from outrider.drafters.chain import GREEDY_BELOW_TEMPERATURE, Run
+from outrider.drafters.chain_state import HeadState
 from outrider.drafters.columns import Columns
-from outrider.drafters.head_fit import require_fit, require_host, require_taps
+from outrider.drafters.head_drafter import HeadDrafter
 from outrider.drafters.head_kernels import as_linear, choose_dtype, use_kernels_
 from outrider.drafters.head_layer import pack_matrix
 from outrider.drafters.medusa_files import read_medusa
 from outrider.drafters.medusa_net import MedusaNet
 
 
-class MedusaState:
-    """One sequence: the target's last hidden state of the position before `held`, and what the heads say of it."""
+class MedusaState(HeadState):
+    """Of one sequence the latest features, and what the heads say of them."""
 
     def __init__(self) -> None:
-        self.stopped = ""
-        self.held = 0
-        self.features_d: Tensor | None = None
+        super().__init__(window=1)
         self.logits_KS: Tensor | None = None
-        self._passes = 0
 
-    def count_pass(self) -> None:
-        self._passes += 1
+    @property
+    def unread(self) -> int:
+        return 0
 
-    def take_passes(self) -> int:
-        """Passes since this was last asked."""
-        passes, self._passes = self._passes, 0
-        return passes
-
-    def stop(self, reason: str) -> None:
-        """No more drafts; gives the memory back."""
-        self.stopped = reason
-        self.free()
+    def _begin_at(self, start: int) -> None:
+        """Nothing but features is kept."""
 
     def free(self) -> None:
-        """Gives the memory back."""
-        self.held, self.features_d, self.logits_KS = 0, None, None
+        super().free()
+        self.logits_KS = None
 
 
-class MedusaDrafter(ChainDrafter[MedusaState]):
+class MedusaDrafter(HeadDrafter[MedusaState]):
     """Drafts chains of at most as many tokens as there are heads, with `head`: a folder or file, or a network.
 
-    The options are those of `RecurrentDrafter`, and so are the errors. A sequence is not drafted while the features of
-    its latest position are not known (a prompt of one token).
+    The options are those of `RecurrentDrafter`, and so are the errors.
     """
 
     name = "medusa"
-    needs = frozenset({"target", "head", "identity"})
 
     def __init__(
         self,
@@ -77,16 +66,14 @@ class MedusaDrafter(ChainDrafter[MedusaState]):
         min_confidence: float = 0.0,
     ) -> None:
         super().__init__(draft_sample_method, greedy_below_temperature, min_confidence)
-        net = copy.deepcopy(head) if isinstance(head, MedusaNet) else read_medusa(head)
-        what = f"the heads {head}" if not isinstance(head, MedusaNet) else "the heads"
-        self.host = require_host(self.name, target)
-        require_fit(what, net.config.trained_for(by_name=not other_target), target, self.host, identity)
-        self.wants = (self.host.n_layers - 1,)
-        require_taps(what, self.wants, target, self.host)
+        what, net = self._take_up(
+            head, read_medusa, "heads", target=target, identity=identity, other_target=other_target
+        )
+        self._tap(what, (self.host.n_layers - 1,), target)
         device = self.host.embed([0]).device
         self.dtype, packed = choose_dtype(self.name, dtype, device, next(net.parameters()).dtype)
         self.net = net.to(device, self.dtype).eval()
-        ids_S = net.vocab.ids_S[net.vocab.ids_S < target.vocab_size].cpu()  # the others are padding, never proposed
+        ids_S = net.vocab.proposable(target.vocab_size)
         self.columns = Columns(ids_S, target.vocab_size)
         for k, own in enumerate(net.lm_heads):
             assert isinstance(own, nn.Linear)
@@ -94,30 +81,21 @@ class MedusaDrafter(ChainDrafter[MedusaState]):
         self._shared = None if net.config.own_heads else self._shared_head(ids_S.tolist(), packed)
         if packed is not None:
             use_kernels_(self.net, packed)
-        self.passes = 0
-
-    def commit(self, seq: Sequence, committed: Committed) -> None:
-        """Keeps the features of the latest position."""
-        state = self._states[seq.id]
-        if committed.features_TF is not None and not state.stopped:
-            state.features_d, state.held = committed.features_TF[-1].clone(), seq.cache.length
 
     def _new_state(self) -> MedusaState:
         return MedusaState()
 
     def _ready(self, seq: Sequence, state: MedusaState, budget: int) -> int:
-        if state.held == 0 or state.held != len(seq.tokens) - 1:
-            return 0
-        return min(budget, self.net.config.n_heads)
+        return super()._ready(seq, state, min(budget, self.net.config.n_heads))
 
     @torch.inference_mode()
     def _prepare(self, runs: list[Run[MedusaState]]) -> None:
         """All heads at once, as many as the longest draft needs."""
         if not runs:
             return
-        self.passes += 1
-        features = [run.state.features_d for run in runs if run.state.features_d is not None]
-        h_nd = self.host.last_norm(torch.stack(features)).to(self.dtype)
+        self._count([run.state for run in runs])
+        features_nd = torch.cat([run.state.features(run.state.held - 1, run.state.held) for run in runs])
+        h_nd = self.host.last_norm(features_nd).to(self.dtype)
         read = [self.net.read(h_nd, k) for k in range(max(run.limit for run in runs))]
         if self._shared is not None:
             logits_KnS = self._shared(torch.cat(read)).view(len(read), len(runs), -1)
@@ -125,7 +103,6 @@ class MedusaDrafter(ChainDrafter[MedusaState]):
             logits_KnS = torch.stack([head(x_nd) for head, x_nd in zip(self.net.lm_heads, read, strict=False)])
         for run, logits_KS in zip(runs, logits_KnS.float().cpu().unbind(1), strict=True):
             run.state.logits_KS = logits_KS
-            run.state.count_pass()
 
     def _next_logits(self, runs: list[Run[MedusaState]]) -> Tensor:
         """The next head of every run."""

@@ -10,9 +10,7 @@ Shapes: T positions, M rows, n sequences in a step, d head width.
 
 from __future__ import annotations
 
-import copy
 from abc import abstractmethod
-from collections.abc import Sequence as Seq
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -20,13 +18,14 @@ import torch
 from torch import Tensor
 
 from outrider.core.draft import DraftLaw
-from outrider.core.protocols import Committed, LanguageModel
+from outrider.core.protocols import LanguageModel
 from outrider.core.step import PREFILL_CHUNK
 from outrider.core.types import Sequence, TargetIdentity
 from outrider.drafters.catch_up import in_passes
-from outrider.drafters.chain import GREEDY_BELOW_TEMPERATURE, ChainDrafter, Run
+from outrider.drafters.chain import GREEDY_BELOW_TEMPERATURE, Run
 from outrider.drafters.columns import Columns
-from outrider.drafters.head_fit import require_fit, require_host, require_taps, require_width
+from outrider.drafters.head_drafter import HeadDrafter
+from outrider.drafters.head_fit import require_width
 from outrider.drafters.head_kernels import as_linear, choose_dtype
 from outrider.drafters.recurrent_chain import Ask, GreedyChain, make_chain
 from outrider.drafters.recurrent_core import Core, Span, make_core
@@ -40,7 +39,7 @@ ROWS_WITH_A_DRAFT = 16
 N = TypeVar("N", bound=RecurrentNet)
 
 
-class RecurrentDrafter(ChainDrafter[RecurrentState], Generic[N]):
+class RecurrentDrafter(HeadDrafter[RecurrentState], Generic[N]):
     """Drafts chains with the head `head`: a folder or file in one of the public layouts, or a network.
 
     target        the model that the head rides on
@@ -50,11 +49,8 @@ class RecurrentDrafter(ChainDrafter[RecurrentState], Generic[N]):
                   run, float32 on other CPUs, the file's own elsewhere)
     draft_sample_method, greedy_below_temperature, min_confidence   as `draft_model`
 
-    Raises ModelFileError for a bad file, PairingError for a head of another target, ConfigError for an option. A
-    sequence is not drafted while the features of its latest position are not known (a prompt of one token).
+    Raises ModelFileError for a bad file, PairingError for a head of another target, ConfigError for an option.
     """
-
-    needs = frozenset({"target", "head", "identity"})
 
     def __init__(
         self,
@@ -69,18 +65,14 @@ class RecurrentDrafter(ChainDrafter[RecurrentState], Generic[N]):
         min_confidence: float = 0.0,
     ) -> None:
         super().__init__(draft_sample_method, greedy_below_temperature, min_confidence)
-        net = self._read(head) if isinstance(head, (str, Path)) else copy.deepcopy(head)
-        what = f"the head {head}" if isinstance(head, (str, Path)) else "the head"
-        self.host = require_host(self.name, target)
-        require_fit(what, net.config.trained_for(by_name=not other_target), target, self.host, identity)
+        what, net = self._take_up(head, self._read, "head", target=target, identity=identity, other_target=other_target)
         shares = {"embed_tokens": not net.config.own_embedding, "lm_head": not net.config.own_head}
         require_width(what, net.config.layer.hidden_size, shares, target, self.host)
-        self.wants = self._layers(what, net, target.name)
-        require_taps(what, self.wants, target, self.host)
+        self._tap(what, self._layers(what, net, target.name), target)
         device = self.host.embed([0]).device
         self.dtype, packed = choose_dtype(self.name, dtype, device, net.dtype)
         self.net = net.to(device, self.dtype).eval()
-        ids_S = net.vocab.ids_S[net.vocab.ids_S < target.vocab_size].cpu()  # the others are padding, never proposed
+        ids_S = net.vocab.proposable(target.vocab_size)
         self.columns = Columns(ids_S, target.vocab_size)
         if net.lm_head is not None:
             net.lm_head = as_linear(net.lm_head.weight[: len(ids_S)])
@@ -94,7 +86,6 @@ class RecurrentDrafter(ChainDrafter[RecurrentState], Generic[N]):
             self._embedded = SharedRows(self.host.embed, self.host.embedding_rows, ids_S.tolist())
         self._chain = make_chain(self.net, self.core, ids_S, self._embedded.table)
         self._head = net.lm_head if net.lm_head is not None else self.host.head_rows(ids_S.tolist())
-        self.passes = 0
 
     @abstractmethod
     def _read(self, path: str | Path) -> N:
@@ -108,20 +99,14 @@ class RecurrentDrafter(ChainDrafter[RecurrentState], Generic[N]):
     def _fused(self, run: Run[RecurrentState], start: int, stop: int) -> Tensor:
         """[T, d] from the target's features of these positions."""
 
-    def commit(self, seq: Sequence, committed: Committed) -> None:
-        """Keeps the features of the positions that the target's cache gained."""
-        state = self._states[seq.id]
-        if committed.features_TF is not None and not state.stopped:
-            state.add(committed.features_TF, seq.cache.length)
-
     def _new_state(self) -> RecurrentState:
         return RecurrentState(self.net.config.layer.context_length)
 
     def _ready(self, seq: Sequence, state: RecurrentState, budget: int) -> int:
-        if state.held == 0 or state.held != len(seq.tokens) - 1:
-            return 0
-        state.catch_up()
-        return budget
+        ready = super()._ready(seq, state, budget)
+        if ready:
+            state.catch_up()
+        return ready
 
     @torch.inference_mode()
     def _prepare(self, runs: list[Run[RecurrentState]]) -> None:
@@ -193,8 +178,3 @@ class RecurrentDrafter(ChainDrafter[RecurrentState], Generic[N]):
             return self._fused(run, run.state.settled, run.state.held)
         assert run.state.carried_d is not None
         return run.state.carried_d[None]
-
-    def _count(self, states: Seq[RecurrentState]) -> None:
-        self.passes += 1
-        for state in states:
-            state.count_pass()

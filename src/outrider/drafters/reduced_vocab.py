@@ -46,6 +46,10 @@ class ReducedVocab:
             raise ModelFileError(f"{where}: t2d and d2t disagree about token {at}: one of them belongs to another head")
         return vocab
 
+    def proposable(self, tokens: int) -> Tensor:
+        """On the CPU, those of a target of so many tokens: the others are padding of its matrices."""
+        return self.ids_S[self.ids_S < tokens].cpu()
+
     def offsets(self) -> Tensor:
         """d2t, int64 [S]."""
         return self.ids_S - torch.arange(len(self.ids_S), device=self.ids_S.device)
