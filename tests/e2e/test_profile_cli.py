@@ -21,11 +21,12 @@ def model(tmp_path_factory):
 
 
 @pytest.fixture
-def profile(model, capsys, monkeypatch):
+def profile(model, capsys, monkeypatch, tmp_path):
     """Runs the command on the tiny target; returns (exit code, stdout, stderr). `gbps`: bandwidths before and after."""
 
     def run(*args, gbps=(20.0, 22.0)):
         reads = iter(gbps)
+        monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "cache"))
         monkeypatch.setattr("outrider.bench.profile.read_bandwidth", lambda: Bandwidth(next(reads), "made up", 2))
         code = main(["profile", str(model), *map(str, args)])
         return code, *capsys.readouterr()

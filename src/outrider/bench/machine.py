@@ -13,6 +13,7 @@ import torch
 
 import outrider
 from outrider import kernels
+from outrider.core.machine import cpu_name
 
 BUSY_SHARE = 0.25
 """A load average above this share of the cores, before the measurement begins, is worth a warning."""
@@ -42,16 +43,6 @@ def busy_warning(facts: Mapping[str, object]) -> str | None:
         f"the machine was busy: load average {load:.1f} on {cores} cores before the first measurement; "
         "speeds are too low and unsteady, so repeat this when it is idle"
     )
-
-
-def cpu_name() -> str:
-    """The processor as the operating system calls it."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        lines = []
-    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return named[0] if named else platform.processor() or platform.machine()
 
 
 def git_commit(folder: Path) -> str | None:

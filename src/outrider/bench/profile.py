@@ -232,7 +232,7 @@ def profile(
     peak, before = peak_rss(), read_bandwidth()
     peak_known = forget_peak()
     on_step()
-    ids = _text_ids(llm, max(context + 1, PREFILL_TOKENS))
+    ids = text_ids(llm, max(context + 1, PREFILL_TOKENS))
     prefill_ids = ids[: min(PREFILL_TOKENS, model.context_length)]
     cache = _filled(model, ids[:context])
     try:
@@ -242,7 +242,7 @@ def profile(
             passes = time_passes(model, cache, tokens, rows, repeat=repeat, beside=plain.step, on_step=on_step)
         logits_MV = model.forward([Segment(cache, tokens)]).logits_MV
         assert logits_MV is not None
-        sampled, greedy = _judging_times(logits_MV, ids[: context + 1], tokens, rows, repeat, on_step)
+        sampled, greedy = judging_times(logits_MV, ids[: context + 1], tokens, rows, repeat, on_step)
     finally:
         cache.free()
     prefill = Times.of([_prefill_s(model, prefill_ids, on_step) for _ in range(PREFILL_REPEAT)])
@@ -307,7 +307,7 @@ def _times(seconds: dict[int, list[float]]) -> dict[int, Times]:
     return {count: Times.of(measured) for count, measured in seconds.items()}
 
 
-def _text_ids(llm: LLM, count: int) -> list[int]:
+def text_ids(llm: LLM, count: int) -> list[int]:
     """`count` tokens of ordinary text, over and over."""
     text = "\n\n".join(turn for prompt in builtin_prompts() for turn in prompt.turns)
     ids = llm.tokenizer.encode(text, add_special=True) if llm.tokenizer else []
@@ -316,13 +316,18 @@ def _text_ids(llm: LLM, count: int) -> list[int]:
 
 
 def _filled(model: LanguageModel, tokens: Seq[int]) -> KVCache:
-    """A cache with these tokens committed, run in chunks as a prompt is."""
+    """A cache with these tokens committed."""
     cache = model.new_cache()
+    fill(model, cache, tokens)
+    return cache
+
+
+def fill(model: LanguageModel, cache: KVCache, tokens: Seq[int]) -> None:
+    """Commits these tokens behind what `cache` holds, in chunks as a prompt is run."""
     for start in range(0, len(tokens), PREFILL_CHUNK):
         chunk = tokens[start : start + PREFILL_CHUNK]
         model.forward([Segment(cache, chunk)], logits=False)
         cache.keep(range(len(chunk)))
-    return cache
 
 
 def _continued(model: LanguageModel, cache: KVCache, token: int, count: int) -> list[int]:
@@ -347,8 +352,13 @@ def _prefill_s(model: LanguageModel, tokens: Seq[int], on_step: OnStep) -> float
     return seconds
 
 
-def _judging_times(
-    logits_MV: Tensor, ids: list[int], tokens: Seq[int], rows: Seq[int], repeat: int, on_step: OnStep
+def judging_times(
+    logits_MV: Tensor,
+    ids: list[int],
+    tokens: Seq[int],
+    rows: Seq[int],
+    repeat: int,
+    on_step: OnStep = lambda: None,
 ) -> tuple[dict[int, Times], dict[int, Times]]:
     """(sampled, greedy): seconds from logits to verdict, by rows, in turn. Every turn draws with another seed."""
     sampled: dict[int, list[float]] = {count: [] for count in rows}

@@ -81,6 +81,10 @@ class TimedDrafter:
     def wants(self) -> tuple[int, ...]:
         return self.inner.wants
 
+    @property
+    def reads_prediction(self) -> bool:
+        return bool(getattr(self.inner, "reads_prediction", False))
+
     def open(self, seq: Sequence) -> None:
         self.inner.open(seq)
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, cast
 
-from outrider.cli.common import check_drafters
+from outrider.cli.common import check_drafters, one_drafter, split_names
 from outrider.cli.terminal import print_loading, print_plan
-from outrider.core.registry import verifier_class
+from outrider.core.registry import controller_class, verifier_class
 from outrider.core.stats import SpecStats
 from outrider.core.trace import StepTrace
 from outrider.core.types import SamplingParams
@@ -44,18 +44,24 @@ class ModelChoice:
     draft_dtype: str = "auto"
     threads: int | None = None
     offline: bool = False
+    controller: str = "fixed"
 
     def open(self, *, quiet: bool, on_trace: Callable[[StepTrace], None] | None = None) -> LLM:
         """Loads it. Unless `quiet`, stderr says so, shows a download, and then the plan."""
         from outrider.cli.progress import download_bar
 
-        check_drafters([self.drafter] if self.drafter is not None else [])
+        controller_class(self.controller)
+        names: list[str] | None = None
+        if self.drafter is not None:
+            names = split_names([self.drafter if self.controller == "governor" else one_drafter(self.drafter)])
+            check_drafters(names)
         with download_bar(quiet=quiet) as progress:
             llm = LLM(
                 self.model or DEFAULT_MODEL,
-                drafter=self.drafter,
+                drafter=names,
                 draft_model=self.draft_model,
                 k=self.k,
+                controller=self.controller,
                 rule=self.rule,
                 dtype=self.dtype,
                 draft_dtype=self.draft_dtype,
@@ -209,6 +215,7 @@ def preamble(llm: LLM, seed: int | None) -> dict[str, object]:
         "draft_model": llm.draft_name,
         "drafter": llm.engine.method,
         "k": llm.k,
+        "controller": llm.controller,
         "rule": llm.engine.rule,
         "seed": seed,
         "plan": plan_json(llm.plan),

@@ -34,6 +34,7 @@ def chat(
     drafter: common.DrafterName = None,
     draft_model: common.DraftModel = None,
     k: common.DraftLength = None,
+    controller: common.ControllerName = "fixed",
     rule: common.Rule = "auto",
     temperature: common.Temperature = 0.0,
     top_k: common.TopK = 0,
@@ -71,7 +72,7 @@ def chat(
     )
     from outrider.cli.answer import ModelChoice
 
-    choice = ModelChoice(model, drafter, draft_model, k, rule, dtype, draft_dtype, threads, offline)
+    choice = ModelChoice(model, drafter, draft_model, k, rule, dtype, draft_dtype, threads, offline, controller)
     with common.TraceWriter.to(trace) as tracing:
         llm = choice.open(quiet=quiet, on_trace=tracing.write if trace is not None else None)
         conversation = Conversation(llm, params, system, show=not json, quiet=quiet)

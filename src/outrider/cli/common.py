@@ -21,11 +21,12 @@ MODEL_NAMES = "a path, a name of `outrider models list`, hf:org/name[:file], or 
 
 
 def one_drafter(text: str) -> str:
-    """The value of an option that takes one drafter."""
+    """What is drafted with where nothing chooses between drafters. Raises ConfigError for several names."""
     if "," in text:
-        raise typer.BadParameter(
-            f"{text!r} names several drafters and one is used here: give one name (outrider bench and outrider verify "
-            "compare several; the drafter cascade joins suffix with another)"
+        raise ConfigError(
+            f"--drafter {text!r} names several drafters and one is used here: give one name (outrider bench and "
+            "outrider verify compare several; --controller governor chooses between several; the drafter cascade joins "
+            "suffix with another)"
         )
     return text
 
@@ -62,7 +63,6 @@ DrafterName = Annotated[
         "--drafter",
         "-d",
         metavar="NAME",
-        parser=one_drafter,
         help="What drafts: none, ngram, suffix, prediction, draft_model, layer_skip, eagle3, mtp, medusa, dflash, "
         "dspark, cascade. "
         "[default: draft_model with --draft-model, prediction with --prediction, a head that comes with the package "
@@ -107,6 +107,15 @@ def draft_lengths(default: str) -> typer.models.OptionInfo:
     return made
 
 
+ControllerName = Annotated[
+    str,
+    typer.Option(
+        "--controller",
+        metavar="NAME",
+        help="Who decides how much is drafted: fixed (K tokens every round) or governor (each round what pays, up to K "
+        "tokens or none, by costs that outrider profile has kept; several drafters may be named).",
+    ),
+]
 Rule = Annotated[
     str,
     typer.Option(

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 EXIT_ERROR = 1
 EXIT_INTERRUPTED = 130
+SWITCHES_SHOWN = 8
+"""Decisions of a governor that are shown, the latest; --json has more."""
 
 File = Annotated[Path | None, typer.Option("--file", "-f", metavar="FILE", help="Read the prompt from a text file.")]
 Prediction = Annotated[
@@ -38,6 +40,7 @@ def generate(
     drafter: common.DrafterName = None,
     draft_model: common.DraftModel = None,
     k: common.DraftLength = None,
+    controller: common.ControllerName = "fixed",
     rule: common.Rule = "auto",
     temperature: common.Temperature = 0.0,
     top_k: common.TopK = 0,
@@ -87,7 +90,7 @@ def generate(
     from outrider.cli.answer import ModelChoice
 
     drafter = drafter or ("prediction" if predicted is not None and draft_model is None else None)
-    choice = ModelChoice(model, drafter, draft_model, k, rule, dtype, draft_dtype, threads, offline)
+    choice = ModelChoice(model, drafter, draft_model, k, rule, dtype, draft_dtype, threads, offline, controller)
     with common.TraceWriter.to(trace) as tracing:
         llm = choice.open(quiet=quiet, on_trace=tracing.write if trace is not None else None)
         _Run(llm, params, _prompt(llm, text, chat, system), predicted, tracing, json, quiet).run(compare)
@@ -158,6 +161,9 @@ class _Run:
             note(f"plain: {judge(self.llm, self.params, streamed.result, plain).sentence}")
         if not self.quiet:
             timings = streamed.result.timings
+            for switch in streamed.result.completions[0].switches[-SWITCHES_SHOWN:]:
+                what = f"{switch.drafter}, K = {switch.k}" if switch.k else "plain steps"
+                note(f"governor, from token {switch.position}: {what} ({switch.reason})")
             note(summary(streamed.stats, timings.predicted_per_second, plain.timings if plain else None))
 
     def _on_token(self, event: TokenEvent) -> None:

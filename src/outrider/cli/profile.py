@@ -13,6 +13,7 @@ from outrider.cli import common
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from outrider.bench.costs import MeasuredCosts
     from outrider.bench.profile import Profile
     from outrider.engine.llm import LLM
 
@@ -27,6 +28,7 @@ Rows = Annotated[
     ),
 ]
 Context = Annotated[int, typer.Option(metavar="N", help="Tokens in the cache before the pass.")]
+Refresh = Annotated[bool, typer.Option("--refresh", help="Measure the kept costs again, also where they still hold.")]
 Repeat = Annotated[int, typer.Option(metavar="N", help="Measured rounds over all numbers of rows; medians are shown.")]
 
 
@@ -35,7 +37,11 @@ def profile(
     rows: Rows = None,
     context: Context = 512,
     repeat: Repeat = 11,
+    drafter: common.DrafterNames = None,
+    draft_model: common.DraftModel = None,
+    refresh: Refresh = False,
     dtype: common.Dtype = "auto",
+    draft_dtype: common.DraftDtype = "auto",
     threads: common.Threads = None,
     offline: common.Offline = False,
     json: common.Json = False,
@@ -43,8 +49,11 @@ def profile(
 ) -> None:
     """Measure a target pass by its number of rows, with its share of the memory bandwidth, prefill and sampling.
 
-    With --json one JSON document is the last line of stdout, and the table goes to stderr.
+    Also measures what a round and the drafters cost (without -d, the target's default drafter) and keeps it for the
+    controller `governor`; what was kept before and still holds is not measured again. With --json one JSON document is
+    the last line of stdout, and the table goes to stderr.
     """
+    from outrider.bench.costs import update_costs
     from outrider.bench.machine import busy_warning, machine_facts
     from outrider.bench.memory import rss
     from outrider.bench.profile import check_sizes, parse_rows
@@ -55,15 +64,18 @@ def profile(
     check_sizes(context, repeat)
     machine, before = machine_facts(), rss()
     _check_header(target, offline, quiet, context, max(counts))
-    llm = _open(target, dtype, threads, offline, quiet)
+    names = common.split_names(drafter) if drafter else None
+    common.check_drafters(names or [])
+    llm = _open(target, names, draft_model, dtype, draft_dtype, threads, offline, quiet)
     with _bar(counts, repeat, quiet=quiet) as on_step:
         found = measure(llm, counts, context=context, repeat=repeat, rss_before_load=before, on_step=on_step)
+    kept = update_costs(llm, refresh=refresh)
     machine["threads"] = machine_facts()["threads"]
     busy = busy_warning(machine)
     notes = [*([busy] if busy else []), *found.notes()]
-    _print(found, notes, console(stderr=json))
+    _print(found, kept, notes, console(stderr=json))
     if json:
-        common.print_json(_document(llm, found, notes, machine, dtype))
+        common.print_json({**_document(llm, found, notes, machine, dtype), "costs": kept.to_json()})
 
 
 def _check_header(target: str, offline: bool, quiet: bool, context: int, most_rows: int) -> None:
@@ -82,13 +94,31 @@ def _check_header(target: str, offline: bool, quiet: bool, context: int, most_ro
     check_room(target, config.context_length, context, most_rows)
 
 
-def _open(target: str, dtype: str, threads: int | None, offline: bool, quiet: bool) -> LLM:
+def _open(
+    target: str,
+    names: list[str] | None,
+    draft_model: str | None,
+    dtype: str,
+    draft_dtype: str,
+    threads: int | None,
+    offline: bool,
+    quiet: bool,
+) -> LLM:
     from outrider.cli.progress import download_bar
     from outrider.cli.terminal import print_plan
     from outrider.engine.llm import LLM
 
     with download_bar(quiet=quiet) as progress:
-        llm = LLM(target, drafter="none", k=0, dtype=dtype, threads=threads, offline=offline, progress=progress)
+        llm = LLM(
+            target,
+            drafter=names,
+            draft_model=draft_model,
+            dtype=dtype,
+            draft_dtype=draft_dtype,
+            threads=threads,
+            offline=offline,
+            progress=progress,
+        )
     if not quiet:
         print_plan(decision for decision in llm.plan if decision.field not in ("drafter", "k", "rule"))
     return llm
@@ -108,7 +138,7 @@ def _bar(rows: tuple[int, ...], repeat: int, *, quiet: bool) -> Iterator[Callabl
         yield lambda: progress.advance(task)
 
 
-def _print(found: Profile, notes: list[str], console: Console) -> None:
+def _print(found: Profile, kept: MeasuredCosts, notes: list[str], console: Console) -> None:
     from rich.table import Table
 
     from outrider.bench.reading import sentences
@@ -132,6 +162,8 @@ def _print(found: Profile, notes: list[str], console: Console) -> None:
     console.print(table)
     for line in _lines(found, megabytes):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
+    for line in (*_cost_lines(kept), kept.sentence()):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
     for note in notes:
         console.print(f"note: {note}", markup=False, highlight=False, soft_wrap=True)
     for sentence in sentences(found):
@@ -153,6 +185,16 @@ def _lines(found: Profile, size: Callable[[float], str]) -> Iterator[str]:
         before = size(memory.rss_before_load or 0)
         ratio = f"{memory.model_peak_to_file:.2f} x the file without the {before} of before"
         yield f"peak memory {size(memory.peak_rss)}: {ratio} (mapped file pages count)"
+
+
+def _cost_lines(kept: MeasuredCosts) -> Iterator[str]:
+    """What the drafters cost, in plain rounds."""
+    costs = kept.costs
+    for name, cost in costs.drafters.items():
+        context = costs.passes[0][0]
+        plain_s = costs.round_s(1, context, greedy=True)
+        shares = ", ".join(f"{int(k)}: {costs.draft_s(name, int(k)) / plain_s:.3f}" for k in cost.alone.at)
+        yield f"drafting with {name}, in plain rounds, by K: {shares}"
 
 
 def _document(llm: LLM, found: Profile, notes: list[str], machine: dict[str, object], dtype: str) -> dict[str, object]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 
 from outrider.core.step import Decided
-from outrider.core.types import Sequence
+from outrider.core.types import Sequence, Switch
 from outrider.engine.request import Completion, TokenEvent, TokenLogprob
 from outrider.models.detokenizer import IncrementalDetokenizer, StopMatcher
 from outrider.models.tokenizer import Tokenizer
@@ -85,7 +85,7 @@ class Transcript:
         text = self._extend(self._detokenizer.flush()) if self._detokenizer else ""
         return text if isinstance(self.stop_reason, str) else text + self._stops.flush()
 
-    def completion(self, method: str) -> Completion:
+    def completion(self, method: str, switches: tuple[Switch, ...] = ()) -> Completion:
         """The finished answer."""
         seq = self.seq
         assert seq.finish_reason is not None, "the answer is not finished"
@@ -103,6 +103,7 @@ class Transcript:
             lossless=seq.rule.lossless,
             method=method,
             stats=seq.stats,
+            switches=switches,
         )
 
 

@@ -8,13 +8,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from outrider.core.protocols import Controller, Drafter, LanguageModel, Verifier
+from outrider.core.protocols import Controller, Drafter, Governor, LanguageModel, Verifier
 from outrider.core.registry import VERIFIERS, verifier_class
 from outrider.core.rng import CounterRng, RecordingRng
 from outrider.core.stats import SpecStats
 from outrider.core.step import Decided, SeqRound, prefill, spec_step
 from outrider.core.trace import StepTrace, trace_of
-from outrider.core.types import Sequence
+from outrider.core.types import Sequence, Switch
 from outrider.engine.commit import Transcript
 from outrider.engine.constraint import ConstraintFactory
 from outrider.engine.request import Request, Result, Timings, TokenEvent
@@ -34,13 +34,15 @@ class _Job:
     prompt_s: float = 0.0
     decode_s: float = 0.0
     methods: dict[int, str] = field(default_factory=dict)
+    switches: dict[int, list[Switch]] = field(default_factory=dict)
 
 
 class Engine:
     """Runs requests in one continuous batch. Not thread-safe: one caller drives `add`, `step` and `cancel`.
 
     `drafters` maps method names to drafters; `method` and `rule` are what a request gets that asks for nothing.
-    `stop_ids` are the model's own end-of-sequence tokens. `on_trace` receives every round's StepTrace.
+    A governor may switch between them unless the request names one. `stop_ids` are the model's own end-of-sequence
+    tokens. `on_trace` receives every round's StepTrace.
     """
 
     def __init__(
@@ -57,7 +59,8 @@ class Engine:
         on_trace: Callable[[StepTrace], None] | None = None,
     ) -> None:
         self.target = target
-        self.router = DrafterRouter(drafters)
+        self.governor = controller if isinstance(controller, Governor) else None
+        self.router = DrafterRouter(drafters, self.governor.drafter if self.governor else None)
         self.controller = controller
         self.method = method
         self.rule = rule
@@ -85,7 +88,10 @@ class Engine:
             job.transcripts.append(transcript)
             job.methods[seq.id] = method
             self._transcripts[seq.id] = (job, transcript)
-            self.router.assign(seq, method)
+            names = self._may_draft(request, method, seq.rule)
+            self.router.assign(seq, *names)
+            if self.governor is not None:
+                self.governor.open(seq, names)
             self.scheduler.add(seq)
         self._jobs[job.id] = job
         return job.id
@@ -161,6 +167,14 @@ class Engine:
         if (params.stop or params.json_schema is not None) and self.tokenizer is None:
             raise RequestError("stop strings and json_schema need a tokenizer: this engine was given none")
 
+    def _may_draft(self, request: Request, method: str, rule: Verifier) -> list[str]:
+        """The request's drafter, and behind it those that a governor may switch to."""
+        if self.governor is None or request.speculation.method is not None:
+            return [method]
+        drafters = self.router.drafters
+        others = [name for name in drafters if name not in (method, "none") and judges(rule, drafters[name])]
+        return [method, *(name for name in others if name != "prediction" or request.prediction is not None)]
+
     def _sequences(self, request: Request) -> list[Sequence]:
         params = request.params
         rule = self._rule(request)
@@ -218,6 +232,8 @@ class Engine:
     def _close(self, seq: Sequence) -> None:
         job, _ = self._transcripts[seq.id]
         job.methods[seq.id] = self.router.method(seq)
+        if self.governor is not None:
+            job.switches[seq.id] = self.governor.close(seq)
         self.router.close(seq)
         seq.cache.free()
         self.stats.add(seq.stats)
@@ -242,6 +258,11 @@ def require_judgeable(name: str, drafter: Drafter, rule: Verifier, target: Langu
         raise ConfigError(f"drafter {name!r} makes trees and {who} takes chains only: choose another drafter or rule")
 
 
+def judges(rule: Verifier, drafter: Drafter) -> bool:
+    """Whether the rule judges all that the drafter makes."""
+    return drafter.laws <= rule.laws and (rule.trees or not drafter.trees)
+
+
 def resolve_rule(name: str, *, greedy: bool) -> str:
     """The rule that runs: at temperature 0 always `greedy`; above, "auto" is `block` and `greedy` is refused."""
     if name != "auto":
@@ -255,7 +276,7 @@ def resolve_rule(name: str, *, greedy: bool) -> str:
 
 
 def _result(job: _Job) -> Result:
-    completions = [t.completion(job.methods[t.seq.id]) for t in job.transcripts]
+    completions = [t.completion(job.methods[t.seq.id], tuple(job.switches.get(t.seq.id, ()))) for t in job.transcripts]
     stats = SpecStats()
     for completion in completions:
         stats.add(completion.stats)

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import replace
+from functools import partial
 from numbers import Integral
 from typing import Literal, TypeVar, cast, overload
 
@@ -17,6 +18,7 @@ from outrider.core.protocols import Controller, Drafter, LanguageModel
 from outrider.core.registry import controller_class, verifier_class
 from outrider.core.trace import StepTrace
 from outrider.core.types import Decision, SamplingParams
+from outrider.engine.costs import build_governor, drafter_identities
 from outrider.engine.engine import Engine, require_judgeable, resolve_rule
 from outrider.engine.head_test import try_head
 from outrider.engine.opening import (
@@ -43,6 +45,8 @@ T = TypeVar("T")
 log = logging.getLogger("outrider")
 
 DEFAULT_K = 5
+GOVERNED_K = 8
+"""The most draft tokens a round under a governor."""
 
 Message = Mapping[str, object]
 Prompt = str | Seq[Message] | Seq[int]
@@ -59,6 +63,8 @@ class LLM:
                        it is not one that comes with the package
     `k`                draft tokens a round of a request that asks for no other number; 0 switches speculation off.
                        By default what the card of the first drafter's head says, else 5
+    `controller`       "fixed": K draft tokens every round; "governor": each round the drafter of those named, and the
+                       K up to `k` (by default 8), that pay most, or none, by costs that `outrider profile` has kept
     `rule`             "auto" (greedy at temperature 0, block otherwise) or a rule's name
     `drafter_options`  options by drafter name
     `dtype`            "auto", "quantised" (the file's own blocks), "int4" (Q4_0, Q4_1 and Q4_K blocks as they are, all
@@ -79,6 +85,7 @@ class LLM:
         drafter: str | Seq[str] | None = None,
         draft_model: str | None = None,
         k: int | None = None,
+        controller: str = "fixed",
         rule: str = "auto",
         drafter_options: Mapping[str, DraftOptions] | None = None,
         dtype: str = "auto",
@@ -92,6 +99,7 @@ class LLM:
         on_load: Callable[[str], None] | None = None,
     ) -> None:
         asked = _asked_for(drafter, has_draft=draft_model is not None)
+        controller_class(controller)
         check_options(asked, rule, threads, k, has_draft=draft_model is not None)
         rides = draft_model is not None and any("head" in needs_of(name) for name in asked)
         target = open_model(model, dtype=dtype, device=device, offline=offline, progress=progress, on_load=on_load)
@@ -114,7 +122,8 @@ class LLM:
             else {}
         )
         names, chosen = _choose_drafters(asked, heads, k)
-        self.k, why_k = _choose_k(k, heads.get(names[0]))
+        self.controller, governed = controller, controller == "governor"
+        self.k, why_k = _choose_most(k) if governed else _choose_k(k, heads.get(names[0]))
         self.opened: LoadedModel | None = target
         self.opened_draft = draft
         self.draft_name: str | None = draft_model
@@ -130,8 +139,12 @@ class LLM:
         self._try_heads(target.model, drafters.values(), heads)
         for warning in self.warnings:
             log.warning("%s", warning)
-        controller = controller_class("fixed")(self.k)
-        self._finish(target.model, drafters, controller, rule, target.tokenizer, target.template, max_batch, on_trace)
+        decides: Controller = controller_class("fixed")(self.k)
+        self._drafts = partial(drafter_identities, [n for n in names if n != "none"], draft, heads, drafter_options)
+        if governed:
+            decides, why = build_governor(target, self.drafter_identities(), heads, self.k)
+            self.plan.append(why)
+        self._finish(target.model, drafters, decides, rule, target.tokenizer, target.template, max_batch, on_trace)
 
     @classmethod
     def from_parts(
@@ -157,6 +170,7 @@ class LLM:
         self = cls.__new__(cls)
         self.opened, self.opened_draft, self.plan, self.warnings = None, None, [], []
         self.draft_name, self.k = None, k
+        self.controller = "fixed" if controller is None else "given"
         controller = controller or controller_class("fixed")(k)
         self._finish(target, dict(drafters), controller, rule, tokenizer, template, max_batch, on_trace)
         return self
@@ -208,6 +222,10 @@ class LLM:
     def name(self) -> str:
         """The target's name, as it was asked for."""
         return self.opened.name if self.opened else self.engine.target.name
+
+    def drafter_identities(self) -> dict[str, str]:
+        """The drafters that were asked for, and what each is: what costs are kept under. Of an LLM loaded by name."""
+        return self._drafts()
 
     @overload
     def generate(
@@ -388,6 +406,13 @@ def _choose_k(k: int | None, head: OpenedHead | None) -> tuple[int, Decision]:
     if head is not None and head.card is not None and head.card.k is not None:
         return head.card.k, Decision("k", str(head.card.k), f"draft tokens a round, as the card of {head.name} says")
     return DEFAULT_K, Decision("k", str(DEFAULT_K), "draft tokens a round")
+
+
+def _choose_most(k: int | None) -> tuple[int, Decision]:
+    """The most that a governor may draft."""
+    if k is not None:
+        return k, Decision("k", f"up to {k}", "draft tokens a round, as the governor decides")
+    return GOVERNED_K, Decision("k", f"up to {GOVERNED_K}", "draft tokens a round, as the governor decides")
 
 
 def check_options(names: list[str], rule: str, threads: int | None, k: int | None, *, has_draft: bool) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from dataclasses import asdict
 
 from outrider.core.stats import SpecStats
 from outrider.core.types import Decision
@@ -27,7 +28,7 @@ def result_json(result: Result, tokenizer: Tokenizer | None) -> dict[str, object
 
 
 def completion_json(completion: Completion, tokenizer: Tokenizer | None) -> dict[str, object]:
-    """One answer; `logprobs` only where they were asked for."""
+    """One answer; `logprobs` only where they were asked for, `switches` only of a governor."""
     answer: dict[str, object] = {
         "text": completion.text,
         "token_ids": completion.token_ids,
@@ -35,6 +36,8 @@ def completion_json(completion: Completion, tokenizer: Tokenizer | None) -> dict
         "finish_reason": completion.finish_reason,
         "stop_reason": completion.stop_reason,
     }
+    if completion.switches:
+        answer["switches"] = [asdict(switch) for switch in completion.switches]
     if completion.logprobs is not None:
         answer["logprobs"] = [logprob_json(entry, tokenizer) for entry in completion.logprobs]
     return answer

@@ -6,7 +6,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 from outrider.core.stats import SpecStats
-from outrider.core.types import SamplingParams
+from outrider.core.types import SamplingParams, Switch
 from outrider.core.verdict import Origin
 
 
@@ -63,7 +63,8 @@ class TokenEvent:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """One answer. `stop_reason` is the stop string or token id that ended it, or None."""
+    """One answer. `stop_reason` is the stop string or token id that ended it, or None. `switches` are what a governor
+    decided on the way, the latest 64."""
 
     index: int
     text: str
@@ -77,6 +78,7 @@ class Completion:
     lossless: bool
     method: str
     stats: SpecStats
+    switches: tuple[Switch, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,165 @@
+"""The costs that a governor decides by, measured: passes by rows and context, judging, overhead, drafts by K and batch.
+
+Everything takes turns, as in `profile`. A few seconds for a small model.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from outrider.bench.profile import Times, fill, judging_times, text_ids, time_passes
+from outrider.bench.timing import plain_rounds, timed
+from outrider.control.cost import SCHEMA, CostModel, Curve, DraftCost
+from outrider.control.cost_cache import find_costs, keep_costs
+from outrider.core.protocols import KVCache, Segment
+from outrider.core.types import SamplingParams, Sequence
+from outrider.engine.costs import cost_key, costs_folder
+from outrider.engine.engine import Engine
+from outrider.engine.llm import LLM
+from outrider.engine.request import Request, Speculation
+
+ROWS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)
+CONTEXTS = (64, 512, 2048)
+LENGTHS = (1, 2, 4, 8)
+"""Draft lengths that are measured."""
+BATCH = 4
+"""Sequences that are drafted together, for what a sequence costs less among others."""
+REPEAT = 5
+PROMPT, IDLE = 96, 16
+"""Tokens before the first draft, and rounds without drafts before a drafter is asked to catch up."""
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredCosts:
+    """A target's costs as they are kept now: `fresh` were measured, for the reasons in `stale`; `path` holds them."""
+
+    costs: CostModel
+    path: str
+    fresh: tuple[str, ...]
+    stale: tuple[str, ...]
+
+    def to_json(self) -> dict[str, object]:
+        return {
+            "path": self.path,
+            "measured": list(self.fresh),
+            "stale": list(self.stale),
+            "schema": SCHEMA,
+            **self.costs.to_json(),
+        }
+
+    def sentence(self) -> str:
+        """For people."""
+        if not self.fresh:
+            return f"costs kept in {self.path} still hold; --refresh measures them again"
+        why = f" ({'; '.join(self.stale)})" if self.stale else ""
+        return f"costs of {', '.join(self.fresh)} measured{why} and kept in {self.path}"
+
+
+def update_costs(llm: LLM, *, refresh: bool = False) -> MeasuredCosts:
+    """Measures what is missing or no longer holds of the costs of an idle `llm` and keeps them; `refresh`: all of it.
+
+    Raises ConfigError where they cannot be kept.
+    """
+    assert llm.opened is not None, "costs are kept for models that were loaded by name"
+    key, drafters = cost_key(llm.opened), {**llm.drafter_identities(), "prediction": "as it comes"}
+    kept = find_costs(costs_folder(), key, drafters)
+    old = None if refresh else kept.costs
+    costs = measure_target(llm) if old is None else old
+    missing = [name for name, what in drafters.items() if name not in costs.drafters]
+    for name in missing:
+        found = replace(measure_drafter(llm, name), identity=drafters[name])
+        costs = replace(costs, drafters={**costs.drafters, name: found})
+    fresh = (*(("the target",) if old is None else ()), *missing)
+    if fresh:
+        keep_costs(costs_folder(), key, costs)
+    stale = ("--refresh",) if refresh else kept.stale
+    return MeasuredCosts(costs, str(kept.path), fresh, stale if fresh else ())
+
+
+def measure_target(llm: LLM) -> CostModel:
+    """Everything but the drafters."""
+    model = llm.engine.target
+    contexts = [context for context in CONTEXTS if context + max(ROWS) <= model.context_length]
+    contexts = contexts or [max(1, model.context_length - max(ROWS))]
+    rows = [count for count in ROWS if contexts[0] + count <= model.context_length]
+    ids = text_ids(llm, contexts[-1] + max(rows) + 1)
+    cache, passes = model.new_cache(), {}
+    try:
+        for context in contexts:
+            fill(model, cache, ids[cache.length : context])
+            found = time_passes(model, cache, ids[context : context + max(rows)], rows, repeat=REPEAT)
+            passes[context] = _medians(found)
+        logits_MV = _logits(llm, cache, ids[contexts[-1] : contexts[-1] + max(rows)])
+    finally:
+        cache.free()
+    sampled, greedy = judging_times(logits_MV, ids[: contexts[0]], ids[: max(rows)], rows, REPEAT)
+    with plain_rounds(llm, ids[: contexts[0]], REPEAT + 1) as plain:
+        for _ in range(REPEAT + 1):
+            plain.step()
+    outside_s = statistics.median(plain.outside_s[1:] or [0.0]) - _medians(greedy)[1]
+    return CostModel.measured(passes, _medians(greedy), _medians(sampled), outside_s, {})
+
+
+def measure_drafter(llm: LLM, name: str) -> DraftCost:
+    """Drafting by K, for one sequence and for several, through the engine's own rounds, which end in the usual way."""
+    room = llm.engine.target.context_length
+    lengths = [k for k in LENGTHS if PROMPT // 2 + (k + 1) * (REPEAT + 2) < room] or [1]
+    alone = {k: statistics.median(_drafting(llm, name, [k] * (REPEAT + 1), 1)[1:]) for k in lengths}
+    together = {k: statistics.median(_drafting(llm, name, [k] * (REPEAT + 1), BATCH)[1:]) / BATCH for k in lengths}
+    after = _drafting(llm, name, [1, *[0] * IDLE, 1], 1)
+    catch_up_s = max(after[-1] - alone[min(lengths)], 0.0) / IDLE if len(after) == IDLE + 2 else 0.0
+    return DraftCost(Curve.rising(alone), Curve.rising(together), BATCH, catch_up_s)
+
+
+class _Script:
+    """A controller that asks for these numbers of draft tokens, round by round."""
+
+    def __init__(self, ks: Seq[int]) -> None:
+        self._ks: Iterator[int] = iter(ks)
+
+    def budgets(self, seqs: Seq[Sequence]) -> list[int]:
+        return [next(self._ks, 0)] * len(seqs)
+
+    def observe(self, seq: Sequence, drafted: int, accepted: int) -> None:
+        return
+
+
+def _drafting(llm: LLM, name: str, ks: Seq[int], batch: int) -> list[float]:
+    """Seconds of drafting in each round, for all sequences; at least one round."""
+    seconds: list[float] = []
+    with timed(llm) as watch:
+        outer = llm.engine
+        engine = Engine(outer.target, outer.router.drafters, _Script(ks), method=name, max_batch=batch)
+        room = outer.target.context_length
+        ids = text_ids(llm, min(PROMPT, room // 2) + batch)
+        tokens = min((max(ks) + 1) * len(ks) + 1, room - len(ids))
+        params = SamplingParams(max_tokens=tokens, ignore_eos=True)
+        prediction = ids if getattr(outer.router.drafters[name], "reads_prediction", False) else None
+        asked = [
+            engine.add(Request(ids[i : len(ids) - batch + i], params, Speculation(name), prediction))
+            for i in range(batch)
+        ]
+        try:
+            while len(seconds) < len(ks) and not engine.idle:
+                watch.draft_s = 0.0
+                engine.step()
+                seconds.append(watch.draft_s)
+        finally:
+            for request in asked:
+                engine.cancel(request)
+    return seconds
+
+
+def _medians(found: Mapping[int, Times]) -> dict[int, float]:
+    return {rows: times.median_s for rows, times in found.items()}
+
+
+def _logits(llm: LLM, cache: KVCache, tokens: Seq[int]) -> Tensor:
+    logits_MV = llm.engine.target.forward([Segment(cache, tokens)]).logits_MV
+    assert logits_MV is not None
+    return logits_MV
