@@ -101,7 +101,7 @@ def measure_target(llm: LLM) -> CostModel:
     with plain_rounds(llm, ids[: contexts[0]], REPEAT + 1) as plain:
         for _ in range(REPEAT + 1):
             plain.step()
-    outside_s = statistics.median(plain.outside_s[1:] or [0.0]) - _medians(greedy)[1]
+    outside_s = _but_the_first(plain.outside_s) - _medians(greedy)[1]
     return CostModel.measured(passes, _medians(greedy), _medians(sampled), outside_s, {})
 
 
@@ -109,8 +109,8 @@ def measure_drafter(llm: LLM, name: str) -> DraftCost:
     """Drafting by K, for one sequence and for several, through the engine's own rounds, which end in the usual way."""
     room = llm.engine.target.context_length
     lengths = [k for k in LENGTHS if PROMPT // 2 + (k + 1) * (REPEAT + 2) < room] or [1]
-    alone = {k: statistics.median(_drafting(llm, name, [k] * (REPEAT + 1), 1)[1:]) for k in lengths}
-    together = {k: statistics.median(_drafting(llm, name, [k] * (REPEAT + 1), BATCH)[1:]) / BATCH for k in lengths}
+    alone = {k: _but_the_first(_drafting(llm, name, [k] * (REPEAT + 1), 1)) for k in lengths}
+    together = {k: _but_the_first(_drafting(llm, name, [k] * (REPEAT + 1), BATCH)) / BATCH for k in lengths}
     after = _drafting(llm, name, [1, *[0] * IDLE, 1], 1)
     catch_up_s = max(after[-1] - alone[min(lengths)], 0.0) / IDLE if len(after) == IDLE + 2 else 0.0
     return DraftCost(Curve.rising(alone), Curve.rising(together), BATCH, catch_up_s)
@@ -153,6 +153,11 @@ def _drafting(llm: LLM, name: str, ks: Seq[int], batch: int) -> list[float]:
             for request in asked:
                 engine.cancel(request)
     return seconds
+
+
+def _but_the_first(seconds: Seq[float]) -> float:
+    """The median without what warmed up, where the context left room for more."""
+    return statistics.median(seconds[1:] or seconds or [0.0])
 
 
 def _medians(found: Mapping[int, Times]) -> dict[int, float]:
