@@ -15,7 +15,7 @@ from outrider.engine.request import Request
 from outrider.errors import ConfigError
 from outrider.sim.machines import MACHINES, find_machine
 from outrider.sim.recorded import recorded
-from outrider.sim.report import SYNTHETIC, ask, best_lines, document, statements
+from outrider.sim.report import SYNTHETIC, answer, ask, best_lines, document, statements
 from outrider.sim.simulate import simulate
 from outrider.sim.theory import Cost, Shape, measured_v, speedup
 from outrider.sim.workload import Tables, by_position, by_rank, iid, known_text
@@ -89,15 +89,12 @@ def test_the_simulator_agrees_with_theory_within_its_interval(name):
 
 def test_virtual_time_is_what_was_drafted_and_checked():
     """Costs of drafts, rows and overhead that can be told apart in the sum."""
-    cost = Cost(c=0.001, v=lambda rows: float(rows), once=1e-6, overhead=1e3)
+    cost = Cost(c=0.37, v=lambda rows: 1.0 + 0.13 * (rows - 1), once=7.1, overhead=101.0)
     found = simulate(iid(0.5), 3, [cost], tokens=200)
     stats = found.stats
-    drafts = stats.rounds - (0 if stats.drafted == 3 * stats.rounds else 1)
-    rows = stats.drafted + stats.rounds
-    assert found.times[0] == pytest.approx(
-        rows + 0.001 * stats.draft_passes + 1e-6 * drafts + 1e3 * stats.rounds, rel=1e-9
-    )
-    assert stats.draft_passes == stats.drafted
+    checked = 1.0 * stats.rounds + 0.13 * stats.drafted + 101.0 * stats.rounds
+    assert found.times[0] == pytest.approx(checked + 0.37 * stats.draft_passes + 7.1 * stats.drafted_at[0], rel=1e-12)
+    assert stats.draft_passes == stats.drafted > 2 * stats.rounds
 
 
 def test_a_seed_fixes_the_run_and_another_gives_another():
@@ -294,7 +291,7 @@ def test_what_is_synthetic_is_said_in_the_document_and_in_the_sentences(bench_fi
         ([Tables(0.4, "block")], True),
     ):
         questions = ask(workloads, [MACHINES["ideal"]], [2], 0.1, 50, given=True)
-        answers = [answer for question in questions for answer in question.answers(50, 0)]
+        answers = answer(questions, 50, 0)
         made = document(questions, answers, tokens=50, seed=0, dry_run=False)
         assert made["synthetic_acceptance"] is synthetic
         assert [a["synthetic"] for a in made["acceptances"]] == [w.synthetic for w in workloads]
@@ -331,6 +328,6 @@ def test_the_conclusion_says_when_nothing_pays():
     lines = {}
     for alpha, c in ((0.9, 0.05), (0.2, 0.9)):
         questions = ask([iid(alpha)], [MACHINES["ideal"]], [3], c, 300, given=True)
-        [lines[alpha]] = best_lines(questions[0].answers(300, 0))
+        [lines[alpha]] = best_lines(answer(questions, 300, 0))
     assert "fastest with K = 3" in lines[0.9]
     assert "no K of these pays" in lines[0.2]

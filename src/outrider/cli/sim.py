@@ -94,7 +94,7 @@ def sim(
     from outrider.bench.lanes import parse_ks
     from outrider.cli.measuring import console
     from outrider.sim.machines import MACHINES, find_machine
-    from outrider.sim.report import ask, document
+    from outrider.sim.report import answer, ask, document
 
     if list_machines:
         _print_machines(list(MACHINES.values()), json=json)
@@ -106,7 +106,7 @@ def sim(
     machines = [find_machine(name) for name in common.split_names(machine or [DEFAULT_MACHINE])]
     workloads = _workloads(alpha, acceptance, ranks, tables, rule, bench, common.split_names(drafter or []), category)
     questions = ask(workloads, machines, parse_ks(",".join(k or [DEFAULT_KS])), draft_cost, tokens, given=bool(k))
-    answers = [] if dry_run else [answer for question in questions for answer in question.answers(tokens, seed)]
+    answers = [] if dry_run else answer(questions, tokens, seed)
     shown = console(stderr=json)
     _print(questions, answers, shown, dry_run=dry_run)
     if json:

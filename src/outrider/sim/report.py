@@ -27,13 +27,6 @@ class Question:
     machines: tuple[Machine, ...]
     costs: tuple[Cost, ...]
 
-    def answers(self, tokens: int, seed: int) -> list[Answer]:
-        """One run with drafts and one without, charged to every machine."""
-        drafted = simulate(self.workload, self.k, self.costs, tokens=tokens, seed=seed)
-        plain = simulate(self.workload, 0, self.costs, tokens=tokens, seed=seed)
-        rows = zip(self.machines, self.costs, drafted.times, plain.times, strict=True)
-        return [Answer(self.workload, machine, cost, drafted, time, base) for machine, cost, time, base in rows]
-
 
 @dataclass(frozen=True, slots=True)
 class Answer:
@@ -138,6 +131,19 @@ def ask(
             check_size(workload, k, tokens)
             questions.append(Question(workload, k, tuple(machines), costs))
     return questions
+
+
+def answer(questions: Seq[Question], tokens: int, seed: int) -> list[Answer]:
+    """A run for each question, charged to all its machines, and one without drafts for each acceptance."""
+    answers: list[Answer] = []
+    plain: dict[Workload, Simulated] = {}
+    for q in questions:
+        if q.workload not in plain:
+            plain[q.workload] = simulate(q.workload, 0, q.costs, tokens=tokens, seed=seed)
+        drafted = simulate(q.workload, q.k, q.costs, tokens=tokens, seed=seed)
+        rows = zip(q.machines, q.costs, drafted.times, plain[q.workload].times, strict=True)
+        answers.extend(Answer(q.workload, machine, cost, drafted, time, base) for machine, cost, time, base in rows)
+    return answers
 
 
 def _cost(workload: Workload, machine: Machine, draft_cost: float | None) -> Cost:
