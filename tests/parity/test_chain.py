@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from outrider import kernels
-from outrider.drafters.head_cache import HeadCache
+from outrider.drafters.head_cache import HeadCache, Span
 from outrider.drafters.recurrent_chain import Ask, GreedyChain, make_chain
-from outrider.drafters.recurrent_core import Core, Span, make_core
+from outrider.drafters.recurrent_core import Core, make_core
 from outrider.drafters.recurrent_net import RecurrentNet
 from outrider.drafters.token_rows import OwnRows
 from outrider.kernels import Drafted, TokenTable, dispatch, ops, quantised

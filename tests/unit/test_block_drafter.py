@@ -17,10 +17,11 @@ from outrider.core.types import SamplingParams, Sequence
 from outrider.drafters.block_backbone import KernelBackbone, TorchBackbone, make_backbone
 from outrider.drafters.block_habits import MOST, ROWS, Habits
 from outrider.drafters.block_net import BlockNet
-from outrider.drafters.block_state import BlockState, ContextCache
+from outrider.drafters.block_state import BlockState
 from outrider.drafters.columns import Columns
 from outrider.drafters.dflash import DFlashDrafter
 from outrider.drafters.dspark import DSparkDrafter
+from outrider.drafters.head_cache import HeadCache, Span
 from outrider.errors import ConfigError, PairingError
 from outrider.models.decoder import Decoder
 from tests.block_reference import said
@@ -115,14 +116,14 @@ def test_the_stack_is_torchs_twin(fields: dict[str, Any]) -> None:
     for backbone in (fast, slow):
         caches = []
         for start, stop in ((0, 5), (3, 40)):
-            cache = ContextCache(start)
+            cache = HeadCache(start)
             cache.append(backbone.context(features[start:stop], list(range(start, stop))))
             caches.append(cache)
         stacks = kernels.fast_calls().get("stack", 0)
         x = torch.randn(5, 64, generator=torch.Generator().manual_seed(1))
-        rows = backbone.rows(x, [(caches[0], 99, 2), (caches[1], 20, 3)])
+        rows = backbone.rows(x, [Span(caches[0], 2, 99), Span(caches[1], 3, 20)])
         ran = kernels.fast_calls().get("stack", 0) - stacks
-        stores = [cache.store[:, :, : cache.length] for cache in caches if cache.store is not None]
+        stores = [cache.last(99) for cache in caches]
         results.append((rows, stores, ran))
     assert isinstance(fast, KernelBackbone)
     assert [ran for _, _, ran in results] == [1, 0]
@@ -186,14 +187,6 @@ def test_the_state_keeps_its_window_and_starts_anew_behind_a_gap() -> None:
     state.add(torch.full((3, 3), 2.0), 12)
     assert (state.cache.end, state.held) == (8, 12)
     assert state.features(8, 12)[:, 0].tolist() == [1, 2, 2, 2]
-    cache = ContextCache(10)
-    rows = torch.randn(2, 2, 200, 1, 4)
-    cache.append(rows[:, :, :150])
-    cache.append(rows[:, :, 150:])
-    cache.keep_last(20)
-    assert (cache.start, cache.end, cache.length) == (190, 210, 20)
-    assert cache.store is not None
-    assert torch.equal(cache.store[:, :, :20], rows[:, :, 180:])
     state.stop("why not")
     assert (state.stopped, state.held) == ("why not", 0)
 

@@ -15,10 +15,10 @@ from outrider import kernels
 from outrider.core.json_file import JsonObject
 from outrider.core.rope import RopeScaling
 from outrider.drafters.eagle3_net import Eagle3Net, training_time_test
-from outrider.drafters.head_cache import HeadCache
+from outrider.drafters.head_cache import HeadCache, Span
 from outrider.drafters.head_layer import LayerShape
 from outrider.drafters.head_training import Aims, Lesson
-from outrider.drafters.recurrent_core import Core, Span, StackCore, TorchCore, make_core
+from outrider.drafters.recurrent_core import Core, StackCore, TorchCore, make_core
 from outrider.errors import ModelFileError
 from tests.tiny_head import SHAPE, random_head
 
@@ -364,16 +364,16 @@ def test_rows_of_several_sequences_at_once_are_those_of_each_alone(window: int) 
 
 
 def test_the_cache_keeps_its_window_and_forgets_drafts() -> None:
-    cache, rows = HeadCache(10), torch.randn(2, 200, 1, 4)
-    cache.append(rows[:, :150])
-    cache.append(rows[:, 150:])
+    cache, rows = HeadCache(10), torch.randn(2, 2, 200, 1, 4)
+    cache.append(rows[:, :, :150])
+    cache.append(rows[:, :, 150:])
     before = cache.last(20)
-    cache.append(rows[:, :3])
+    cache.append(rows[:, :, :3])
     cache.truncate(210)
     cache.keep_last(20)
     assert (cache.start, cache.end, cache.length) == (190, 210, 20)
     assert torch.equal(cache.last(20), before)
-    assert torch.equal(before, rows[:, 180:])
+    assert torch.equal(before, rows[:, :, 180:])
 
 
 @pytest.mark.parametrize(

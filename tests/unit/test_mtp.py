@@ -13,12 +13,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from outrider import kernels
-from outrider.drafters.head_cache import HeadCache
+from outrider.drafters.head_cache import HeadCache, Span
 from outrider.drafters.head_training import Lesson
 from outrider.drafters.mtp import MtpDrafter
 from outrider.drafters.mtp_files import LAYOUTS, read_mtp, write_mtp
 from outrider.drafters.mtp_net import MtpNet, mtp_losses
-from outrider.drafters.recurrent_core import Core, Span, StackCore, TorchCore, make_core
+from outrider.drafters.recurrent_core import Core, StackCore, TorchCore, make_core
 from outrider.errors import ConfigError, ModelFileError, PairingError
 from tests.tiny_decoder import tiny_decoder
 from tests.tiny_head import SHAPE, random_module

@@ -16,13 +16,10 @@ from torch.nn import functional as F
 from outrider import kernels
 from outrider.core.rope import Rope, inverse_frequencies
 from outrider.drafters.block_net import BlockLayer, BlockNet
-from outrider.drafters.block_state import ContextCache
+from outrider.drafters.head_cache import Span
 from outrider.drafters.head_kernels import side_by_side
 from outrider.drafters.head_layer import pack_, pack_matrix
 from outrider.kernels import CacheRows, Stack, StackLayer, build_stack
-
-Span = tuple[ContextCache, int, int]
-"""A sequence's cache, how many of its last positions are seen, and the rows of its block."""
 
 
 class Backbone(Protocol):
@@ -63,9 +60,9 @@ class TorchBackbone:
         return torch.stack([torch.stack(pair) for pair in pairs])
 
     def rows(self, x_Md: Tensor, spans: Seq[Span]) -> Tensor:
-        positions = [cache.end + j for cache, _, rows in spans for j in range(rows)]
+        positions = [span.cache.end + j for span in spans for j in range(span.rows)]
         x_Md, positions_M = x_Md.to(self.net.dtype), torch.tensor(positions)
-        counts = [rows for _, _, rows in spans]
+        counts = [span.rows for span in spans]
         for index, layer in enumerate(self.net.blocks):
             inner_Md = layer.input_layernorm(x_Md)
             q_MHD = layer.self_attn.queries(inner_Md, positions_M)
@@ -79,8 +76,8 @@ class TorchBackbone:
 
 def _mix(span: Span, index: int, q_mHD: Tensor, k_mGD: Tensor, v_mGD: Tensor) -> Tensor:
     """[m, H, D]: what the rows of one block read in layer `index`."""
-    cache, window, rows = span
-    store, end = cache.reserve(rows), cache.length + rows
+    cache, rows, window = span
+    store, end = cache.room(rows), cache.length + rows
     store[index, 0, cache.length : end], store[index, 1, cache.length : end] = k_mGD, v_mGD
     seen_2TGD = store[index, :, max(0, cache.length - window) : end]
     group, shape = q_mHD.shape[1] // k_mGD.shape[1], (rows, k_mGD.shape[1], -1, q_mHD.shape[2])
@@ -120,14 +117,15 @@ class KernelBackbone:
         return both_MHD.view(-1, 2, layers, heads, width).permute(2, 1, 0, 3, 4)
 
     def rows(self, x_Md: Tensor, spans: Seq[Span]) -> Tensor:
-        positions = [cache.end + j for cache, _, rows in spans for j in range(rows)]
+        positions = [span.cache.end + j for span in spans for j in range(span.rows)]
         cos_TR, sin_TR = self._rope.tables(max(positions) + 1)
-        seen = [self._cache_rows(*span) for span in spans]
+        seen = [self._cache_rows(span) for span in spans]
         h_Md, _ = self._stack.run(x_Md, torch.tensor(positions), cos_TR, sin_TR, seen)
         return h_Md
 
-    def _cache_rows(self, cache: ContextCache, window: int, rows: int) -> CacheRows:
-        length, store = cache.length, cache.reserve(rows)
+    def _cache_rows(self, span: Span) -> CacheRows:
+        cache, rows, window = span
+        length, store = cache.length, cache.room(rows)
         everything_mm = self._everything.get(rows)
         if everything_mm is None:
             everything_mm = self._everything[rows] = torch.ones(rows, rows, dtype=torch.bool)

@@ -35,6 +35,7 @@ from outrider.drafters.block_run import BlockRun, last, plainly_drawn, spans
 from outrider.drafters.block_state import BlockState, Said
 from outrider.drafters.catch_up import in_passes
 from outrider.drafters.chain import GREEDY_BELOW_TEMPERATURE
+from outrider.drafters.head_cache import Span
 from outrider.drafters.head_drafter import HeadDrafter
 from outrider.drafters.head_fit import require_width
 from outrider.drafters.options import require_number
@@ -137,7 +138,7 @@ class BlockDrafter(HeadDrafter[BlockState]):
         x_Md = self.parts.mask_1d.repeat(len(runs) * b, 1)
         for n, run in enumerate(runs):
             x_Md[n * b] = self.parts.embed(run.seq.tokens[-1])[0]
-        h_Md = self.parts.backbone.rows(x_Md, [(run.state.cache, run.state.window, b) for run in runs])
+        h_Md = self.parts.backbone.rows(x_Md, [Span(run.state.cache, b, run.state.window) for run in runs])
         read = [h_Md[n * b + first : n * b + first + run.limit] for n, run in enumerate(runs)]
         return read[0] if len(read) == 1 else torch.cat(read)
 

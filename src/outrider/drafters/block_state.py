@@ -1,7 +1,6 @@
 """What a block drafter keeps of one sequence: features not yet read, and the keys and values of the text in all layers.
 
-Shapes: L layers, T positions, M rows, K draft tokens, S draft vocabulary, r rank of the Markov head,
-G key-value heads, D head width.
+Shapes: K draft tokens, d head width, S draft vocabulary, r rank of the Markov head.
 """
 
 from __future__ import annotations
@@ -13,50 +12,7 @@ from torch import Tensor
 
 from outrider.drafters.block_habits import Habits
 from outrider.drafters.chain_state import HeadState
-
-FIRST_ROWS = 64
-
-
-class ContextCache:
-    """Keys and values of the positions from `start` to `end`, [L, 2, T, G, D]; grows by doubling. Rows behind `length`
-    are scratch: those of the block."""
-
-    def __init__(self, start: int) -> None:
-        self.start = start
-        self.length = 0
-        self.store: Tensor | None = None
-
-    @property
-    def end(self) -> int:
-        return self.start + self.length
-
-    def append(self, kv_L2MGD: Tensor) -> None:
-        """Rows of the positions from `end` on."""
-        rows = kv_L2MGD.shape[2]
-        store = self.reserve(rows, kv_L2MGD)
-        store[:, :, self.length : self.length + rows] = kv_L2MGD
-        self.length += rows
-
-    def reserve(self, rows: int, like: Tensor | None = None) -> Tensor:
-        """The store, with room for so many rows behind `length`. The first rows say what they are `like`."""
-        store, need = self.store, self.length + rows
-        if store is None or need > store.shape[2]:
-            like = store if like is None else like
-            assert like is not None, "an empty cache has no shape"
-            layers, both, _, heads, width = like.shape
-            grown = like.new_empty((layers, both, max(need, 2 * self.length, FIRST_ROWS), heads, width))
-            if store is not None:
-                grown[:, :, : self.length] = store[:, :, : self.length]
-            store = self.store = grown
-        return store
-
-    def keep_last(self, count: int) -> None:
-        """Forgets all but the last `count` positions; moves memory only when most of it is forgotten."""
-        drop = self.length - count
-        if drop >= max(count, FIRST_ROWS) and self.store is not None:
-            self.store = self.store[:, :, drop : self.length].clone()
-            self.start, self.length = self.start + drop, count
-
+from outrider.drafters.head_cache import HeadCache
 
 NOTHING = torch.empty(0, 0)
 
@@ -86,7 +42,7 @@ class BlockState(HeadState):
     def __init__(self, window: int, habits: Habits) -> None:
         super().__init__(window)
         self.habits = habits
-        self.cache = ContextCache(0)
+        self.cache = HeadCache(0)
         self.block = Said()
 
     @property
@@ -94,7 +50,7 @@ class BlockState(HeadState):
         return self.cache.end
 
     def _begin_at(self, start: int) -> None:
-        self.cache = ContextCache(start)
+        self.cache = HeadCache(start)
 
     def settle(self) -> None:
         """All positions before `held` are in the cache."""

@@ -24,11 +24,12 @@ from outrider.core.types import Sequence, TargetIdentity
 from outrider.drafters.catch_up import in_passes
 from outrider.drafters.chain import GREEDY_BELOW_TEMPERATURE, Run
 from outrider.drafters.columns import Columns
+from outrider.drafters.head_cache import Span
 from outrider.drafters.head_drafter import HeadDrafter
 from outrider.drafters.head_fit import require_width
 from outrider.drafters.head_kernels import as_linear, choose_dtype
 from outrider.drafters.recurrent_chain import Ask, GreedyChain, make_chain
-from outrider.drafters.recurrent_core import Core, Span, make_core
+from outrider.drafters.recurrent_core import Core, make_core
 from outrider.drafters.recurrent_net import RecurrentNet
 from outrider.drafters.recurrent_state import RecurrentState
 from outrider.drafters.token_rows import OwnRows, SharedRows, TokenRows

@@ -9,11 +9,11 @@ from collections.abc import Collection
 from collections.abc import Sequence as Seq
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
+from outrider.drafters.head_cache import Span
 from outrider.drafters.head_layer import PackedMatrix
-from outrider.drafters.recurrent_core import Core, Span, StackCore
+from outrider.drafters.recurrent_core import Core, StackCore
 from outrider.drafters.recurrent_net import RecurrentNet
 from outrider.kernels import Chain, ChainRows, Drafted, TokenTable, build_chain
 
@@ -47,7 +47,7 @@ class GreedyChain:
 
     def _rows(self, ask: Ask) -> ChainRows:
         cache, rows, window = ask.span
-        store_2TGD = cache.room(rows + ask.limit - 1, self._core.heads, torch.float32)
+        store_2TGD = cache.room(rows + ask.limit - 1, self._core.like)[0]
         return ChainRows(rows, store_2TGD, cache.length, cache.start, window, ask.limit, ask.stops)
 
 

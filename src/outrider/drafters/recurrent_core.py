@@ -8,26 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from itertools import accumulate
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from outrider.core.rope import Rope, inverse_frequencies
-from outrider.drafters.head_cache import HeadCache
+from outrider.drafters.head_cache import Span
 from outrider.drafters.head_kernels import side_by_side, use_kernels_
 from outrider.drafters.head_layer import pack_matrix
 from outrider.drafters.recurrent_net import RecurrentNet
 from outrider.kernels import CacheRows, Stack, StackLayer, build_stack
-
-
-class Span(NamedTuple):
-    """So many rows of one sequence, behind those of its cache; each sees the last `window` positions."""
-
-    cache: HeadCache
-    rows: int
-    window: int
 
 
 class Core(Protocol):
@@ -75,7 +67,7 @@ class TorchCore:
     def fill(self, x_MK: Tensor, residual_Md: Tensor, spans: Seq[Span]) -> None:
         pair = self.net.midlayer.self_attn.keys_values(x_MK, _positions(spans))
         for span, kv_2mGD in zip(spans, torch.split(torch.stack(pair), [s.rows for s in spans], dim=1), strict=True):
-            span.cache.append(kv_2mGD)
+            span.cache.append(kv_2mGD[None])
 
     def last(self, x_MK: Tensor, residual_Md: Tensor, spans: Seq[Span]) -> tuple[Tensor, Tensor]:
         ends = _last_rows(spans)
@@ -92,7 +84,7 @@ class StackCore:
         shape = net.config.layer
         self._carried, self.stack = net.carried, stack
         self.rope = Rope(inverse_frequencies(shape.head_dim, shape.rope_theta, shape.rope_scaling))
-        self.heads = (shape.n_kv_heads, shape.head_dim)
+        self.like = torch.empty(1, 2, 0, shape.n_kv_heads, shape.head_dim)
 
     def fill(self, x_MK: Tensor, residual_Md: Tensor, spans: Seq[Span]) -> None:
         self._run(x_MK, residual_Md, spans)
@@ -116,12 +108,12 @@ class StackCore:
 
     def _cache_rows(self, span: Span) -> CacheRows:
         length = span.cache.length
-        store_2TGD = span.cache.room(span.rows, self.heads, torch.float32)
+        store = span.cache.room(span.rows, self.like)
         seen = range(length + 1, length + span.rows + 1)
         starts_m = None
         if length + span.rows > span.window:
             starts_m = torch.tensor([max(0, end - span.window) for end in seen], dtype=torch.int32)
-        return CacheRows(span.rows, store_2TGD[None], length, torch.tensor(seen, dtype=torch.int32), starts_m, None)
+        return CacheRows(span.rows, store, length, torch.tensor(seen, dtype=torch.int32), starts_m, None)
 
 
 def _positions(spans: Seq[Span]) -> Tensor:
@@ -134,6 +126,6 @@ def _last_rows(spans: Seq[Span]) -> list[int]:
 
 def _mix(q_HD: Tensor, span: Span) -> Tensor:
     """[H, D]: what the row at the cache's last position reads, itself included."""
-    k_GTD, v_GTD = span.cache.last(span.window).transpose(1, 2)
+    k_GTD, v_GTD = span.cache.last(span.window)[0].transpose(1, 2)
     q_GHD = q_HD.view(len(k_GTD), -1, q_HD.shape[-1])
     return F.scaled_dot_product_attention(q_GHD, k_GTD, v_GTD).reshape(q_HD.shape)
