@@ -8,6 +8,7 @@ import random
 import pytest
 
 from outrider import LLM, SamplingParams, Speculation
+from outrider.bench import costs, governing
 from outrider.bench.bandwidth import Bandwidth
 from outrider.cli.main import main
 from outrider.control.cost import one_context
@@ -157,13 +158,13 @@ def test_from_profile_to_answer(model, cache, capsys) -> None:
     assert "controller 'governor' needs measured costs: nothing has been measured" in err
     assert "outrider profile" in err
     assert "-d suffix,ngram" in err
-    costs, _ = profile(capsys, model, "-d", "suffix")
-    assert costs["measured"] == ["the target", "suffix", "prediction"]
+    told, _ = profile(capsys, model, "-d", "suffix")
+    assert told["measured"] == ["the target", "suffix", "prediction"]
     assert main(asked) == 2
     assert "drafter 'ngram' has not been measured" in capsys.readouterr().err
-    costs, _ = profile(capsys, model, "-d", "suffix,ngram")
-    assert costs["measured"] == ["ngram"], "what still holds is not measured again"
-    assert sorted(costs["drafters"]) == ["ngram", "prediction", "suffix"]
+    told, _ = profile(capsys, model, "-d", "suffix,ngram")
+    assert told["measured"] == ["ngram"], "what still holds is not measured again"
+    assert sorted(told["drafters"]) == ["ngram", "prediction", "suffix"]
     assert main([*asked, "--json", "--quiet", "--max-tokens", "40"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["controller"] == "governor"
@@ -202,3 +203,17 @@ def test_bad_names_are_one_line(capsys) -> None:
         err = capsys.readouterr().err
         assert part in err
         assert err.count("\n") == 1
+
+
+def test_the_measurement_in_real_time(tmp_path, cache, capsys, monkeypatch) -> None:
+    """Its table and its document; no time is judged."""
+    path = write_tiny_model(tmp_path / "long", layers=1, context=2048)
+    monkeypatch.setattr(costs, "CONTEXTS", (64,))
+    monkeypatch.setattr(governing, "LENGTHS", (2,))
+    found = costs.update_costs(LLM(str(path), drafter="suffix"))
+    assert found.fresh == ("the target", "suffix", "prediction")
+    governing.main([str(path), "--max-tokens", "6", "--repeat", "1"])
+    *table, last = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in table[1:4]] == list(governing.TEXTS)
+    told = json.loads(last)["seconds_per_token"]
+    assert all(set(ways) == {"plain", "suffix K=2", "governor"} for ways in told.values())
