@@ -91,6 +91,7 @@ MinSpeed = Annotated[
 
 def bench(
     target: common.Target,
+    config: common.Config = None,
     drafter: common.DrafterNames = None,
     draft_model: common.DraftModel = None,
     k: DraftLengths = None,

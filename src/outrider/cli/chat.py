@@ -30,6 +30,7 @@ COMMANDS = {
 
 
 def chat(
+    config: common.Config = None,
     model: common.Model = None,
     drafter: common.DrafterName = None,
     draft_model: common.DraftModel = None,

@@ -160,6 +160,32 @@ Chat = Annotated[
         help="Through the chat template, or the text as it is. [default: --chat when the model has a template]",
     ),
 ]
+
+
+def _configure(context: typer.Context, path: Path | None) -> Path | None:
+    """The values of a configuration become the defaults of the command's options, and its target."""
+    if path is None:
+        return None
+    from outrider.tune.configuration import read_configuration
+
+    told: dict[str, object] = dict(read_configuration(path))
+    if "model" in told:
+        told["target"] = told["model"]
+    many = {param.name for param in context.command.params if getattr(param, "multiple", False)}
+    context.default_map = {name: [str(value)] if name in many else value for name, value in told.items()}
+    return path
+
+
+Config = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        metavar="FILE",
+        is_eager=True,
+        callback=_configure,
+        help="Model, drafter, K and more as outrider tune wrote them; what is said here goes before it.",
+    ),
+]
 System = Annotated[str | None, typer.Option(metavar="TEXT", help="The system message of the chat template.")]
 TraceFile = Annotated[
     Path | None, typer.Option("--trace", metavar="FILE", help="Write every round (StepTrace) as a line of JSON.")

@@ -36,6 +36,7 @@ PromptText = Annotated[str | None, typer.Argument(metavar="[PROMPT]", help="The 
 def generate(
     prompt: PromptText = None,
     file: File = None,
+    config: common.Config = None,
     model: common.Model = None,
     drafter: common.DrafterName = None,
     draft_model: common.DraftModel = None,

@@ -34,6 +34,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "compare": ("outrider.cli.compare:compare", "Compare two results of bench."),
         "plan": ("outrider.cli.plan:plan", "What two models take in memory, before anything is loaded."),
         "profile": ("outrider.cli.profile:profile", "Measure a target pass by its number of rows."),
+        "tune": ("outrider.cli.tune:tune", "Which drafter and K pay on your prompts, if any."),
         "sim": ("outrider.cli.sim:sim", "What another drafter, K or machine would give."),
         "doctor": ("outrider.cli.doctor:doctor", "What was detected, what is used, and whether it computes right."),
         "train": ("outrider.cli.train:train", "Train a draft head on what a target says and thinks."),

@@ -1,0 +1,1 @@
+"""Does speculation pay on these prompts, with which drafter and how many tokens?"""

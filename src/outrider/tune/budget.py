@@ -1,0 +1,76 @@
+"""How much work fits: prompts taken evenly from the categories, and how many candidates are measured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+from outrider.control.cost import CostModel
+from outrider.engine.prompt_file import Conversation
+from outrider.errors import ConfigError
+
+ENOUGH_PROMPTS = 8
+"""With fewer prompts than this for the budget, one candidate is measured instead of several."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Seconds for one prompt: to record its answer at every temperature, and to answer it in one lane."""
+
+    record_s: float
+    lane_s: float
+
+    def seconds(self, prompts: int, measured: int) -> float:
+        """Of the whole work; plain is measured beside the candidates."""
+        lanes = measured + 1 if measured else 0
+        return prompts * (self.record_s + lanes * self.lane_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What is done: these prompts, so many candidates measured, about so long. `notes` say what was left out."""
+
+    prompts: list[Conversation]
+    measured: int
+    seconds: float
+    notes: tuple[str, ...]
+
+
+def load_of(
+    costs: CostModel, drafters: Seq[str], k: int, tokens: int, *, temperatures: int, repeat: int, context: int = 256
+) -> Load:
+    """By the cost model, for answers of `tokens` tokens; the prompts' own time is not in it."""
+    step_s = costs.round_s(1, context, greedy=True)
+    draft_s = sum(costs.draft_s(name, k) for name in drafters)
+    return Load(temperatures * tokens * (step_s + draft_s), repeat * tokens * step_s)
+
+
+def fit(prompts: Seq[Conversation], measured: int, load: Load, budget_s: float | None) -> Share:
+    """The most prompts that the budget holds, spread over the categories; all of them without one."""
+    whole = load.seconds(len(prompts), measured)
+    if budget_s is None or whole <= budget_s:
+        return Share(list(prompts), measured, whole, ())
+    if budget_s <= 0:
+        raise ConfigError(f"--time-budget {budget_s:g} is not allowed: give seconds above 0")
+    lanes = measured if budget_s >= load.seconds(min(ENOUGH_PROMPTS, len(prompts)), measured) else min(measured, 1)
+    count = max(1, min(len(prompts), int(budget_s / max(load.seconds(1, lanes), 1e-9))))
+    seconds = load.seconds(count, lanes)
+    notes = [f"the time budget of {budget_s:.0f} s holds {count} of {len(prompts)} prompts"]
+    if lanes < measured:
+        notes.append(f"the time budget holds the measurement of {lanes} candidate(s) instead of {measured}")
+    if seconds > budget_s:
+        notes.append(f"one prompt alone takes about {seconds:.0f} s, more than the time budget of {budget_s:.0f} s")
+    return Share(spread(prompts, count), lanes, seconds, tuple(notes))
+
+
+def spread(prompts: Seq[Conversation], count: int) -> list[Conversation]:
+    """`count` of them, in their order, taken from the categories in turn."""
+    queues: dict[str, list[int]] = {}
+    for index, prompt in enumerate(prompts):
+        queues.setdefault(prompt.category, []).append(index)
+    chosen: list[int] = []
+    while len(chosen) < min(count, len(prompts)):
+        for queue in queues.values():
+            if queue and len(chosen) < count:
+                chosen.append(queue.pop(0))
+    return [prompts[index] for index in sorted(chosen)]

@@ -1,0 +1,94 @@
+"""The rounds that a drafter with K draft tokens would have run over recorded answers, and what they cost.
+
+Exact, round by round, where the text does not depend on drafts and a draft of K is the beginning of a longer draft at
+the same place. Nothing is assumed of how acceptance is distributed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from outrider.control.cost import CostModel
+from outrider.core.stats import SpecStats
+from outrider.tune.record import Answer
+
+PLAIN = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One round: the tokens before it, how many it asked for, drafted, kept, and emitted."""
+
+    context: int
+    asked: int
+    drafted: int
+    accepted: int
+    emitted: int
+
+
+def rounds(answer: Answer, drafter: str, k: int) -> Iterator[Round]:
+    """Those of one answer; `drafter` "none" drafts nothing."""
+    asked = answer.asked.get(drafter, ())
+    at = 0
+    while at < answer.tokens:
+        budget = max(min(k, answer.most - at - 1), 0) if asked else 0
+        drafted = min(asked[at].size, budget) if asked else 0
+        accepted = asked[at].kept[drafted] if asked else 0
+        emitted = min(accepted + 1, answer.tokens - at)
+        yield Round(answer.prompt_tokens + at, budget, drafted, accepted, emitted)
+        at += emitted
+
+
+@dataclass(slots=True)
+class Replayed:
+    """Rounds over some answers: their counts (`stats`), and the seconds that they take, by kind of work."""
+
+    stats: SpecStats = field(default_factory=SpecStats)
+    pass_s: float = 0.0
+    draft_s: float = 0.0
+    other_s: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        return self.pass_s + self.draft_s + self.other_s
+
+    @property
+    def tok_s(self) -> float:
+        """Tokens a second after the prompt; 0 where there was no token."""
+        return self.stats.emitted / self.seconds if self.seconds > 0 else 0.0
+
+    @property
+    def round_s(self) -> float:
+        return self.seconds / self.stats.rounds if self.stats.rounds else 0.0
+
+    def to_json(self) -> dict[str, object]:
+        rounds = max(self.stats.rounds, 1)
+        return {
+            "tok_s": self.tok_s,
+            "rounds": self.stats.rounds,
+            "tokens": self.stats.emitted,
+            "drafted": self.stats.drafted,
+            "accepted": self.stats.accepted,
+            "acceptance_length": self.stats.acceptance_length,
+            "round_seconds": {
+                "pass": self.pass_s / rounds,
+                "draft": self.draft_s / rounds,
+                "other": self.other_s / rounds,
+            },
+        }
+
+
+def replay(answers: Iterable[Answer], drafter: str, k: int, costs: CostModel, *, greedy: bool) -> Replayed:
+    """All rounds of these answers by the cost model."""
+    whole = Replayed()
+    for answer in answers:
+        for one in rounds(answer, drafter, k):
+            rows = one.drafted + 1
+            pass_s = costs.pass_s(rows, one.context)
+            whole.pass_s += pass_s
+            whole.other_s += costs.round_s(rows, one.context, greedy=greedy) - pass_s
+            whole.draft_s += costs.draft_s(drafter, one.asked) if one.asked else 0.0
+            accepted = min(one.accepted, one.emitted)
+            whole.stats.record(range(one.drafted), accepted, one.emitted - accepted, one.accepted + 1 - one.emitted)
+    return whole

@@ -1,0 +1,184 @@
+"""`tune`: costs, a recording, predictions of every candidate, the measurement of the best, and a verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Seq
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+
+from outrider.bench.lanes import Lane
+from outrider.bench.measure import Measured, bench
+from outrider.bench.peer import Peer
+from outrider.bench.summary import LaneSummary, summarise
+from outrider.control.cost import CostModel
+from outrider.core.types import SamplingParams
+from outrider.engine.llm import LLM
+from outrider.engine.prompt_file import Conversation
+from outrider.tune.budget import Share, fit, load_of
+from outrider.tune.predict import OnPaper, Predicted, Prediction, Profile, on_paper, predict, profiles
+from outrider.tune.record import Record, record
+from outrider.tune.verdict import Check, Verdict, checks, decide
+
+FAR = 0.1
+"""A prediction whose tokens a second are further than this share from the measured ones gets a note."""
+
+Bar = Callable[[str, int], AbstractContextManager[Callable[[], None]]]
+"""Shows a stage (its name, its steps); what it yields is called after each step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What to try: at the first temperature the candidates are measured and the verdict is made. `rules` go with the
+    temperatures."""
+
+    drafters: list[str]
+    ks: list[int]
+    temperatures: list[float]
+    rules: list[str]
+    measure: int
+    repeat: int
+    warm_up: int
+    time_budget: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Tuned:
+    """What came of it. `predicted` is by temperature, in order; `paper` is of the candidate that the verdict is about,
+    behind `context` tokens."""
+
+    wanted: Wanted
+    share: Share
+    costs: CostModel
+    predicted: list[Predicted]
+    profiles: list[list[Profile]]
+    measured: Measured | None
+    summaries: list[LaneSummary]
+    checks: list[Check]
+    context: float
+    paper: OnPaper | None
+    verdict: Verdict
+
+    @property
+    def first(self) -> Predicted:
+        """What the verdict rests on."""
+        return self.predicted[0]
+
+    def notes(self) -> list[str]:
+        """What was left out, failed, or is doubtful."""
+        said = [*self.share.notes, *_far(self.checks)]
+        for name, why in self.first.record.failed.items():
+            said.append(f"drafter {name} failed and was left out: {why}")
+        silent = [p.drafter for p in self.profiles[0] if p.category == "all" and not any(p.by_position)]
+        said += [f"drafter {name}: not one draft token would have been kept" for name in silent]
+        return said + (self.measured.notes if self.measured else [])
+
+
+def tune(
+    llm: LLM,
+    prompts: Seq[Conversation],
+    params: SamplingParams,
+    wanted: Wanted,
+    costs: CostModel,
+    *,
+    raw: bool,
+    bar: Bar,
+    peer: Peer | None = None,
+) -> Tuned:
+    """Everything but the files. The engine of `llm` must be idle and have the drafters loaded."""
+    most = max(wanted.ks)
+    load = load_of(
+        costs,
+        wanted.drafters,
+        most,
+        params.max_tokens or 256,
+        temperatures=len(wanted.temperatures),
+        repeat=wanted.repeat,
+    )
+    share = fit(prompts, wanted.measure, load, wanted.time_budget)
+    records = list(_records(llm, share.prompts, params, wanted, raw, bar))
+    predicted = [predict(one, wanted.drafters, wanted.ks, costs) for one in records]
+    first = predicted[0]
+    context = _context(first.record)
+    measured = _measured(llm, share, params, wanted, first, raw, bar, peer)
+    summaries = summarise(measured) if measured else []
+    found = checks(first, summaries)
+
+    def paper_of(prediction: Prediction) -> OnPaper:
+        return on_paper(prediction, costs, context, greedy=first.record.rule == "greedy")
+
+    verdict = decide(first, found, paper_of)
+    return Tuned(
+        wanted,
+        share,
+        costs,
+        predicted,
+        [profiles(one, wanted.drafters) for one in records],
+        measured,
+        summaries,
+        found,
+        context,
+        paper_of(verdict.about) if verdict.about else None,
+        verdict,
+    )
+
+
+def _records(
+    llm: LLM, prompts: Seq[Conversation], params: SamplingParams, wanted: Wanted, raw: bool, bar: Bar
+) -> Iterator[Record]:
+    encoded = [
+        (one, llm.encode_prompt(one.turns[0] if raw else [{"role": "user", "content": one.turns[0]}]))
+        for one in prompts
+    ]
+    for temperature, rule in zip(wanted.temperatures, wanted.rules, strict=True):
+        own = replace(params, temperature=temperature)
+        with bar(f"recording at temperature {temperature:g}", len(encoded)) as step:
+            yield record(llm, encoded, own, wanted.drafters, max(wanted.ks), rule, step)
+
+
+def _measured(
+    llm: LLM,
+    share: Share,
+    params: SamplingParams,
+    wanted: Wanted,
+    predicted: Predicted,
+    raw: bool,
+    bar: Bar,
+    peer: Peer | None,
+) -> Measured | None:
+    """Plain and the fastest predicted candidates, in alternating lanes; None where nothing is to be measured."""
+    rule = wanted.rules[0]
+    lanes = [Lane(p.candidate.drafter, p.candidate.k, rule) for p in predicted.candidates[: share.measured]]
+    if not lanes:
+        return None
+    total = len(share.prompts) * wanted.repeat * (1 + len(lanes) + (peer is not None))
+    with bar("measuring", total) as step:
+        return bench(
+            llm,
+            share.prompts,
+            replace(params, temperature=wanted.temperatures[0]),
+            lanes,
+            repeat=wanted.repeat,
+            warm_up=wanted.warm_up,
+            raw=raw,
+            peer=peer,
+            on_run=step,
+        )
+
+
+def _context(record: Record) -> float:
+    """The mean number of tokens before a token of an answer."""
+    tokens = sum(answer.tokens for answer in record.answers)
+    before = sum(a.tokens * (a.prompt_tokens + (a.tokens - 1) / 2) for a in record.answers)
+    return before / tokens if tokens else 0.0
+
+
+def _far(found: Seq[Check]) -> list[str]:
+    """A note where predictions are off."""
+    far = [check.lane for check in found if check.error is not None and abs(check.error) > FAR]
+    if not far:
+        return []
+    return [
+        f"predicted and measured speeds differ by more than {FAR:.0%} for {', '.join(far)}: the machine was disturbed, "
+        "or the kept costs are of another time (--refresh)"
+    ]

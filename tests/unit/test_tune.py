@@ -1,0 +1,212 @@
+"""`tune`: replayed rounds are the engine's own, predictions follow from given costs, the verdict from the figures."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+
+import pytest
+
+from outrider import LLM, SamplingParams
+from outrider.bench.lanes import Lane
+from outrider.bench.measure import bench
+from outrider.bench.summary import ALL, summarise
+from outrider.control.cost import one_context
+from outrider.core.draft import SeqDraft
+from outrider.drafters.draft_model import DraftModelDrafter
+from outrider.drafters.fixed import FixedDrafter
+from outrider.drafters.ngram import NgramDrafter
+from outrider.drafters.suffix import SuffixDrafter
+from outrider.engine.prompt_file import Conversation
+from outrider.errors import ConfigError
+from outrider.tune.budget import Load, fit, spread
+from outrider.tune.configuration import read_configuration, write_configuration
+from outrider.tune.predict import Candidate, predict, profiles
+from outrider.tune.record import Asked, record
+from outrider.tune.replay import replay, rounds
+from outrider.tune.run import Wanted, tune
+from outrider.tune.verdict import Check, decide
+from tests.tiny import byte_tokenizer, cycle_model, random_table
+
+PROMPTS = [
+    Conversation("1", "code", ("abcab",)),
+    Conversation("2", "prose", ("the cat",)),
+    Conversation("3", "prose", ("x",)),
+]
+TEXT = "abcabd "
+FLAT = one_context({1: 1.0, 2: 1.0, 16: 1.0}, {"good": [0.0] * 8, "bad": [0.1 * k for k in range(1, 9)]})
+
+
+@contextmanager
+def no_bar(what, steps):
+    yield lambda: None
+
+
+def encoded(llm):
+    return [(prompt, llm.encode_prompt(prompt.turns[0])) for prompt in PROMPTS]
+
+
+def scripted(right):
+    """Continues TEXT; a token where `right(position)` is false is wrong."""
+
+    def script(seq, budget):
+        places = range(len(seq.tokens), len(seq.tokens) + budget)
+        wanted = [TEXT.encode()[(place - 1) % len(TEXT)] for place in places]
+        return [t if right(p - seq.prompt_len) else 0 for t, p in zip(wanted, places, strict=True)]
+
+    return FixedDrafter(script=script)
+
+
+def llm_of(**drafters):
+    return LLM.from_parts(cycle_model(TEXT), drafters, tokenizer=byte_tokenizer(), k=8)
+
+
+def tree(seq, budget):
+    """Two wrong siblings and a right one, with a child."""
+    a, b = (TEXT.encode()[(len(seq.tokens) - 1 + i) % len(TEXT)] for i in range(2))
+    return SeqDraft([0, 1, a, b][:budget], [-1, -1, -1, 2][:budget], source="fixed")
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("k", [1, 3, 6])
+def test_a_replay_has_the_engines_own_counts(k, temperature):
+    target = random_table(257, sharpness=1.5) if temperature else cycle_model(TEXT, eos_after=50)
+    draft = random_table(257, seed=1, sharpness=1.5) if temperature else cycle_model("abcabc ")
+    drafters = {
+        "ngram": NgramDrafter(),
+        "suffix": SuffixDrafter(),
+        "draft_model": DraftModelDrafter(model=draft),
+        "good": scripted(lambda position: position % 7 not in (2, 3)),
+    }
+    llm = LLM.from_parts(target, drafters, tokenizer=byte_tokenizer(), k=6)
+    rule = "coupled" if temperature else "greedy"
+    params = SamplingParams(max_tokens=40, temperature=temperature, seed=3)
+    recorded = record(llm, encoded(llm), params, list(drafters), 6, rule)
+    assert not recorded.failed
+    measured = bench(llm, PROMPTS, params, [Lane(name, k, rule) for name in drafters], raw=True, warm_up=0)
+    for summary in summarise(measured):
+        if summary.category != ALL or summary.lane == "plain":
+            continue
+        name = summary.lane.split()[0]
+        costs = one_context({1: 1.0, 8: 1.0}, {name: [0.0] * 8})
+        assert replay(recorded.answers, name, k, costs, greedy=True).stats.to_json() == {
+            **summary.stats.to_json(),
+            "draft_passes": 0,
+        }, summary.lane
+    llm.engine.check_integrity()
+
+
+def test_a_tree_keeps_its_longest_right_path():
+    asked = Asked.of(SeqDraft([5, 6, 7, 8, 9], [-1, -1, 1, 2, 0]), [6, 7, 9])
+    assert asked.kept == (0, 0, 1, 2, 2, 2)
+
+
+def test_a_drafter_that_raises_is_left_out_and_named():
+    def broken(seq, budget):
+        raise ValueError("no")
+
+    llm = llm_of(good=scripted(lambda position: True), bad=FixedDrafter(script=broken))
+    recorded = record(llm, encoded(llm), SamplingParams(max_tokens=6), ["good", "bad"], 4, "greedy")
+    assert recorded.failed == {"bad": "ValueError: no"}
+    assert set(recorded.answers[0].asked) == {"good"}
+    assert [p.candidate.drafter for p in predict(recorded, ["good", "bad"], [2], FLAT).candidates] == ["good"]
+
+
+def test_predictions_are_tokens_over_given_costs():
+    llm = llm_of(good=scripted(lambda position: True), bad=scripted(lambda position: False))
+    recorded = record(llm, encoded(llm), SamplingParams(max_tokens=24), ["good", "bad"], 8, "greedy")
+    predicted = predict(recorded, ["good", "bad"], [1, 3, 8], FLAT)
+    assert predicted.plain[ALL].tok_s == pytest.approx(1.0)
+    good = predicted.of(Candidate("good", 3))
+    assert good.replayed.stats.rounds == 3 * 6
+    assert good.ratio == pytest.approx(4.0)
+    bad = predicted.of(Candidate("bad", 3))
+    drafting = sum(FLAT.draft_s("bad", one.asked) for one in rounds(recorded.answers[0], "bad", 3))
+    assert bad.ratio == pytest.approx(24 / (24 + drafting))
+    assert predicted.candidates[0].candidate == Candidate("good", 8)
+    assert set(predicted.by_category) == {"code", "prose"}
+    assert next(p.by_position[:2] for p in profiles(recorded, ["good"])) == [1.0, 1.0]
+
+
+def test_the_verdict_is_the_fastest_that_was_measured():
+    llm = llm_of(good=scripted(lambda position: True))
+    predicted = predict(
+        record(llm, encoded(llm), SamplingParams(max_tokens=24), ["good"], 4, "greedy"), ["good"], [2, 4], FLAT
+    )
+    found = [
+        Check("plain", 1, 1, 1, 1, 0, 0),
+        Check("good K=4", 5, 2, 5, 1.2, 0, 0),
+        Check("good K=2", 3, 4, 3, 1.5, 0, 0),
+    ]
+    verdict = decide(predicted, found, lambda one: pytest.fail("nothing is missing"))
+    assert (verdict.chosen, verdict.ratio, verdict.measured) == (Candidate("good", 2), 1.5, True)
+    assert verdict.sentence == "Use good with 2 draft tokens a round: 1.50 x plain (measured)."
+    changed = [*found[:2], Check("good K=2", 3, 4, 3, 1.5, 1, 1)]
+    verdict = decide(predicted, changed, lambda one: pytest.fail("nothing is missing"))
+    assert verdict.chosen == Candidate("good", 4)
+    assert any("changed 1 answer" in reason for reason in verdict.reasons)
+
+
+def wanted(measure=0):
+    return Wanted(["good", "bad"], [1, 2, 4], [0.0], ["greedy"], measure, repeat=1, warm_up=0, time_budget=None)
+
+
+def test_a_useless_drafter_is_left_off_with_the_figures_that_would_pay():
+    llm = llm_of(good=scripted(lambda position: False), bad=scripted(lambda position: False))
+    costs = one_context({1: 1.0, 2: 1.5, 5: 3.0}, {"good": [0.2 * k for k in range(1, 5)], "bad": [1.0, 2.0, 3.0, 4.0]})
+    tuned = tune(llm, PROMPTS, SamplingParams(max_tokens=12), wanted(), costs, raw=True, bar=no_bar)
+    verdict = tuned.verdict
+    assert verdict.chosen is None
+    assert verdict.sentence.startswith("Leave speculation off: the best candidate, good K=1, is 0.6")
+    missing = (
+        "each draft token were kept with probability 0.70 or more (here 0.00); a draft that costs nothing would not"
+    )
+    assert any(missing in reason for reason in verdict.reasons)
+    assert any("not one draft token would have been kept" in note for note in tuned.notes())
+
+
+def test_the_best_are_measured_beside_plain_and_compared_with_their_prediction():
+    llm = llm_of(good=scripted(lambda position: True), bad=scripted(lambda position: False))
+    tuned = tune(llm, PROMPTS, SamplingParams(max_tokens=12), wanted(measure=2), FLAT, raw=True, bar=no_bar)
+    assert [check.lane for check in tuned.checks] == ["plain", "good K=4", "good K=2"]
+    for check in tuned.checks:
+        assert check.differing == 0
+        assert check.error == pytest.approx(check.predicted_tok_s / check.measured_tok_s - 1)
+    assert tuned.checks[1].predicted_ratio == pytest.approx(12 / 3)
+    assert tuned.verdict.measured
+
+
+def test_a_budget_takes_prompts_from_every_category():
+    many = [Conversation(str(i), "code" if i < 15 else "prose", ("x",)) for i in range(20)]
+    assert [prompt.id for prompt in spread(many, 4)] == ["0", "1", "15", "16"]
+    load = Load(record_s=2.0, lane_s=1.0)
+    assert fit(many, 3, load, None).seconds == 20 * 6
+    share = fit(many, 3, load, 60.0)
+    assert (len(share.prompts), share.measured) == (10, 3)
+    assert share.notes == ("the time budget of 60 s holds 10 of 20 prompts",)
+    share = fit(many, 3, load, 20.0)
+    assert (len(share.prompts), share.measured, len(share.notes)) == (5, 1, 2)
+    with pytest.raises(ConfigError, match="--time-budget 0"):
+        fit(many, 3, load, 0.0)
+
+
+def test_a_configuration_is_read_as_it_was_written(tmp_path):
+    path = tmp_path / "c.toml"
+    values = {"model": 'a "b" \\ ü\n', "drafter": "ngram", "draft_model": None, "k": 4, "threads": 2}
+    write_configuration(path, values, "Use\nit.", ['because "so"'], {"ratio": 1.5})
+    assert read_configuration(path) == {key: value for key, value in values.items() if value is not None}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("k = ", "is no TOML file"),
+        ('k = "4"', "give a whole number"),
+        ("k = true", "give a whole number"),
+        ("speed = 4", "is no option here: allowed are model"),
+        ('schema = "outrider.config/9"', "has schema"),
+    ],
+)
+def test_what_is_no_configuration_is_refused(tmp_path, text, message):
+    (tmp_path / "c.toml").write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        read_configuration(tmp_path / "c.toml")
