@@ -194,6 +194,20 @@ def test_a_category_and_a_drafter_are_chosen(bench_file):
     assert (code.chances, code.c, "code prompts" in code.source) == ((0.5,), None, True)  # it tells no times
 
 
+PLAIN_LANE = {"lane": "plain", "drafter": "none", "k": 0, "all": {"time": {"round_ms": 10.0, "target_share": 0.8}}}
+NOTHING_DRAFTED = {
+    "lane": "x",
+    "drafter": "x",
+    "k": 1,
+    "all": {
+        "acceptance_by_position": [0.0],
+        "drafted": 0,
+        "target_passes": 100,
+        "time": {"round_ms": 12.0, "draft_share": 0.1},
+    },
+}
+
+
 @pytest.mark.parametrize(
     ("changed", "args", "parts"),
     [
@@ -207,6 +221,7 @@ def test_a_category_and_a_drafter_are_chosen(bench_file):
             (),
             ["rises"],
         ),
+        ({"lanes": [PLAIN_LANE, NOTHING_DRAFTED]}, (), ["'x' drafted nothing"]),
     ],
 )
 def test_documents_that_tell_no_acceptance_are_refused(bench_file, changed, args, parts):
@@ -240,7 +255,7 @@ def test_a_profile_is_a_machine(tmp_path):
     ("changed", "part"),
     [
         ({"schema": "x"}, "schema 'x'"),
-        ({"target_seconds": {"1": 0.1}}, r"passes over \[1\] rows"),
+        ({"target_seconds": {"1": 0.1}}, r"--machine .*profile.json: passes over \[1\] rows.*with outrider profile"),
         ({"target_seconds": {"1": 0.1, "a": 1}}, "no number of rows"),
         ({"target_seconds": {"1": 1e-300, "2": 1.0}}, "up to 1000000 times"),
         ({"target_seconds": {"1": 1e-300, "2": 1e-300}}, "expected 1e-07 or more"),
@@ -313,6 +328,22 @@ def test_the_cost_of_drafting_is_asked_for_where_nobody_tells_it(bench_file):
         ask([iid(0.5)], [MACHINES["ideal"]], [2], None, 50, given=True)
     [question] = ask(recorded(bench_file(), ["suffix"]), [MACHINES["ideal"]], [2], None, 50, given=True)
     assert (question.costs[0].c, question.costs[0].once) == (0.0, pytest.approx(0.3))
+
+
+def test_a_cost_that_is_none_is_refused_with_whose_it_is(tmp_path):
+    path = tmp_path / "profile.json"
+    path.write_text(json.dumps({**PROFILE, "overhead_seconds": 1e9}))
+    with pytest.raises(ConfigError, match=r"acceptance 'alpha 0.5' on machine '.*profile.json': cost overhead"):
+        ask([iid(0.5)], [find_machine(str(path))], [2], 0.1, 50, given=True)
+
+
+def test_acceptances_that_differ_in_a_late_digit_stay_apart():
+    workloads = [iid(0.12345678), iid(0.12345679)]
+    questions = ask(workloads, [MACHINES["ideal"]], [2], 0.1, 50, given=True)
+    made = document(questions, answer(questions, 50, 0), tokens=50, seed=0, dry_run=False)
+    labels = ["alpha 0.12345678", "alpha 0.12345679"]
+    assert [one["label"] for one in made["acceptances"]] == [one["acceptance"] for one in made["results"]] == labels
+    assert len(made["conclusions"]) == 2
 
 
 def test_lengths_beyond_a_known_acceptance_are_refused_when_asked_for_and_else_left_out():

@@ -144,7 +144,7 @@ def _workloads(
             "how often drafts are accepted was not said: give --alpha A, --acceptance P,P..., --ranks P,P..., "
             "--tables NOISE, or --bench FILE with what outrider bench recorded"
         )
-    return found
+    return list(dict.fromkeys(found))
 
 
 def _chances(text: str, option: str, least: int = 0) -> list[float]:

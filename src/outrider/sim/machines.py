@@ -121,7 +121,10 @@ def _measured(path: str, document: JsonObject) -> Machine:
     if not all(key.isdecimal() and len(key) < 10 for key in table.values):
         raise ModelFileError(f"{path}: 'target_seconds' has a key that is no number of rows")
     seconds = {int(key): table.number(key) for key in table.values}
-    v = measured_v(seconds)
+    try:
+        v = measured_v(seconds)
+    except ConfigError as error:
+        raise ModelFileError(f"{path}: {error}") from None
     if seconds[1] < LEAST_PASS_S:
         raise ModelFileError(f"{path}: a pass over 1 row takes {seconds[1]} s, expected {LEAST_PASS_S} or more")
     context = document.child("settings").whole("context")

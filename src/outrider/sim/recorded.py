@@ -73,9 +73,9 @@ def _replayed(path: Path, name: str, lane: JsonObject, plain: JsonObject | None,
     figures = _figures(lane, category)
     kept = _positions(figures)
     passes = figures.number("target_passes", 0.0)
-    if not kept or passes <= 0:
+    drafting = min(1.0, max(figures.number("drafted") / (passes * len(kept)), kept[0])) if kept and passes > 0 else 0.0
+    if not drafting:
         raise ConfigError(f"--bench {path}: drafter {name!r} drafted nothing in category {category!r}: take another")
-    drafting = min(1.0, max(figures.number("drafted") / (passes * len(kept)), kept[0]))
     reached = [drafting, *kept[:-1]]
     chances = tuple(min(1.0, share / before) if before else 0.0 for share, before in zip(kept, reached, strict=True))
     c, once = _draft_cost(figures, plain, drafting, len(kept))

@@ -155,15 +155,17 @@ def _cost(workload: Workload, machine: Machine, draft_cost: float | None) -> Cos
             f"what drafting costs is not known for acceptance {workload.label!r} on machine {machine.name!r}: give "
             "--draft-cost C, in passes of the target over one row (0 for a look-up that costs nothing)"
         )
-    return Cost(c, machine.v, 0.0 if draft_cost is not None else workload.once, machine.overhead)
+    try:
+        return Cost(c, machine.v, 0.0 if draft_cost is not None else workload.once, machine.overhead)
+    except ConfigError as error:
+        raise ConfigError(f"acceptance {workload.label!r} on machine {machine.name!r}: {error}") from None
 
 
 def statements(questions: Seq[Question]) -> Iterator[str]:
     """What the figures rest on: said wherever they are shown."""
     yield VIRTUAL
-    workloads = list(dict.fromkeys((q.workload.label, q.workload.source, q.workload.synthetic) for q in questions))
-    for label, source, synthetic in workloads:
-        yield f"{SYNTHETIC if synthetic else RECORDED} ({label}): {source}."
+    for workload in dict.fromkeys(q.workload for q in questions):
+        yield f"{SYNTHETIC if workload.synthetic else RECORDED} ({workload.label}): {workload.source}."
     for machine in dict.fromkeys(machine for q in questions for machine in q.machines):
         yield f"Costs are {machine.kind} ({machine.name}): {machine.source}."
         most = max(q.k + 1 for q in questions)
@@ -173,30 +175,30 @@ def statements(questions: Seq[Question]) -> Iterator[str]:
 
 def best_lines(answers: Seq[Answer]) -> Iterator[str]:
     """For each acceptance and machine the K that was simulated fastest."""
-    groups: dict[tuple[str, str], list[Answer]] = {}
+    groups: dict[tuple[Machine, Workload], list[Answer]] = {}
     for answer in answers:
-        groups.setdefault((answer.machine.name, answer.workload.label), []).append(answer)
-    for (machine, label), group in groups.items():
-        best = max(group, key=lambda answer: answer.speedup)
+        groups.setdefault((answer.machine, answer.workload), []).append(answer)
+    for (machine, workload), group in groups.items():
+        best, which = max(group, key=lambda answer: answer.speedup), f"{machine.name}, {workload.label}"
         told = f"K = {best.k}, {best.speedup:.2f} x plain"
         if best.speedup - best.speedup_half_width > 1:
-            yield f"{machine}, {label}: fastest with {told}."
+            yield f"{which}: fastest with {told}."
         elif best.speedup + best.speedup_half_width < 1:
-            yield f"{machine}, {label}: no K of these pays; the least slow is {told}."
+            yield f"{which}: no K of these pays; the least slow is {told}."
         else:
-            yield f"{machine}, {label}: no K of these is surely faster than plain; the best is {told}."
+            yield f"{which}: no K of these is surely faster than plain; the best is {told}."
 
 
 def document(
     questions: Seq[Question], answers: Seq[Answer], *, tokens: int, seed: int, dry_run: bool
 ) -> dict[str, object]:
     """The document of `outrider sim --json`; see docs/reference/sim.md."""
-    workloads = {q.workload.label: q.workload for q in questions}
-    machines = {machine.name: machine for q in questions for machine in q.machines}
+    workloads = dict.fromkeys(q.workload for q in questions)
+    machines = dict.fromkeys(machine for q in questions for machine in q.machines)
     return {
         "schema": SCHEMA,
         "simulated": True,
-        "synthetic_acceptance": any(workload.synthetic for workload in workloads.values()),
+        "synthetic_acceptance": any(workload.synthetic for workload in workloads),
         "statements": list(statements(questions)),
         "settings": {"tokens": tokens, "seed": seed, "dry_run": dry_run, "ks": sorted({q.k for q in questions})},
         "acceptances": [
@@ -206,9 +208,9 @@ def document(
                 "source": workload.source,
                 "drafting": workload.drafting,
             }
-            for workload in workloads.values()
+            for workload in workloads
         ],
-        "machines": [machine.to_json() for machine in machines.values()],
+        "machines": [machine.to_json() for machine in machines],
         "results": [answer.to_json() for answer in answers],
         "conclusions": list(best_lines(answers)),
     }

@@ -1,9 +1,9 @@
-"""What speculation gains on paper: expected tokens a round, speed-up, break-even acceptance, the best draft.
+"""What speculation gains on paper: expected tokens a round, speed-up, break-even acceptance, the best tree.
 
 The unit of time is a pass of the target over one row. A round checks the draft and the last committed token in one
 pass over M rows, which costs v(M), and before that the draft model runs as often as the draft is deep. Acceptance is
 given by position, conditional on the positions before; one alpha everywhere is the i.i.d. case of the papers (Leviathan
-et al., 2211.17192; Chen et al., 2302.01318). `draw_rounds` is the same by drawing, for checking.
+et al., 2211.17192; Chen et al., 2302.01318).
 
 Shapes: C contexts, V vocabulary.
 """
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import heapq
 import math
-import random
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
@@ -151,12 +150,6 @@ def check_chance(chance: float) -> None:
         raise ConfigError(f"acceptance {chance} is not allowed: give a probability from 0 to 1")
 
 
-def iid_tokens(alpha: float, k: int) -> float:
-    """Expected tokens a round of a chain of K, each accepted with alpha: (1 - alpha^(K+1)) / (1 - alpha)."""
-    check_chance(alpha)
-    return k + 1.0 if alpha == 1 else (1 - alpha ** (k + 1)) / (1 - alpha)
-
-
 def alpha(p_CV: Tensor, q_CV: Tensor, *, greedy: bool = False) -> float:
     """The acceptance of a drawn draft token under the rule `chain`, mean over contexts: sum of min(p, q). Greedy: how
     often the likeliest tokens agree."""
@@ -170,13 +163,6 @@ def speedup(shape: Shape, cost: Cost, drafting: float = 1.0) -> float:
     check_chance(drafting)
     tokens = 1 + drafting * (shape.tokens - 1)
     return tokens * cost.plain / (drafting * cost.round(shape) + (1 - drafting) * cost.plain)
-
-
-def best_k(chances: Seq[float], cost: Cost, drafting: float = 1.0) -> tuple[int, float]:
-    """The chain length from 0 to len(chances) with the largest speed-up, and that; the shortest of equals."""
-    found = [speedup(Shape.chain(chances[:k]), cost, drafting) for k in range(len(chances) + 1)]
-    k = max(range(len(found)), key=lambda k: found[k])
-    return k, found[k]
 
 
 def best_tree(ranks: Seq[float], size: int, depth: int) -> Shape:
@@ -203,14 +189,6 @@ def best_tree(ranks: Seq[float], size: int, depth: int) -> Shape:
             arrivals += 1
             heapq.heappush(open_nodes, (reach * order[0], arrivals, len(parents) - 1, 0, level + 1))
     return Shape(tuple(parents), tuple(chances))
-
-
-def best_tree_size(ranks: Seq[float], cost: Cost, size: int, depth: int) -> tuple[Shape, float]:
-    """Of the best trees of 0 to `size` nodes and 0 to `depth` levels the one with the largest speed-up, and that."""
-    trees = [best_tree(ranks, nodes, levels) for levels in range(depth + 1) for nodes in range(size + 1)]
-    found = [speedup(tree, cost) for tree in trees]
-    best = max(range(len(trees)), key=lambda i: found[i])
-    return trees[best], found[best]
 
 
 def break_even(shape_at: Callable[[float], Shape], cost: Cost) -> float | None:
@@ -252,23 +230,6 @@ class Drawn:
         mean = self.tokens
         spread = sum(count * (kept + 1 - mean) ** 2 for kept, count in enumerate(self.counts))
         return z * math.sqrt(spread) / self.rounds
-
-
-def draw_rounds(shape: Shape, rounds: int, seed: int) -> Drawn:
-    """Walks down the draft `rounds` times, a uniform number a level; the same seed draws the same rounds."""
-    children: dict[int, list[int]] = {}
-    for child, parent in enumerate(shape.parents):
-        children.setdefault(parent, []).append(child)
-    source = random.Random(seed)
-    counts = [0] * (shape.depth + 1)
-    for _ in range(rounds):
-        kept = 0
-        node = pick(children.get(-1, []), shape.chances, source.random())
-        while node is not None:
-            kept += 1
-            node = pick(children.get(node, []), shape.chances, source.random())
-        counts[kept] += 1
-    return Drawn(tuple(counts))
 
 
 def pick(nodes: Seq[int], chances: Seq[float], uniform: float) -> int | None:

@@ -184,16 +184,17 @@ Workload = Scripted | Tables
 
 def iid(chance: float) -> Scripted:
     """One alpha at every position."""
-    return Scripted(f"alpha {chance:g}", f"alpha {chance:g} at every position, as given; {DRAWN}", (chance,) * MAX_K)
+    label = f"alpha {chance}"
+    return Scripted(label, f"{label} at every position, as given; {DRAWN}", (chance,) * MAX_K)
 
 
 def by_position(chances: Seq[float]) -> Scripted:
     """Conditional acceptance at each position."""
-    told = ", ".join(f"{chance:g}" for chance in chances)
+    told = ", ".join(str(chance) for chance in chances)
     return Scripted("by position", f"{told} by position, as given; {DRAWN}", tuple(chances))
 
 
 def by_rank(chances: Seq[float]) -> Scripted:
     """The chance that the token is the draft's first choice, its second, ...: the best tree of K nodes."""
-    told = ", ".join(f"{chance:g}" for chance in chances)
+    told = ", ".join(str(chance) for chance in chances)
     return Scripted("tree by rank", f"{told} by rank at every node, as given; {DRAWN}", tuple(chances), tree=True)
