@@ -9,6 +9,8 @@ import pytest
 
 from outrider import LLM, SamplingParams, kernels
 from outrider.cli.main import main
+from outrider.drafters.head_card import CardTest, write_card
+from outrider.engine.opening import identity_of
 from outrider.models.kv import DecoderCache
 from outrider.models.load import load_model
 from outrider.models.loader.safetensors import SafetensorsCheckpoint
@@ -158,6 +160,62 @@ def test_a_head_counts_as_its_file(folder, plan):
     assert document["draft"] is None
 
 
+def test_a_model_as_its_own_draft_is_listed_as_one(folder, capsys):
+    target = str(folder / "target")
+    assert main(["plan", target, "--draft-model", target, "--batch", "3", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    names = [item["name"] for item in document["items"]]
+    assert names == [f"{role} {what}" for role in ("target", "draft") for what in ("weights", "cache", "scratch")]
+    found = sizes(document)
+    assert found["draft weights"] == found["target weights"]
+    assert found["draft scratch"] > found["target scratch"], "prompts of the batch go through a draft in one pass"
+
+
+@pytest.fixture
+def shipped(folder, tmp_path, monkeypatch):
+    """A head of kind eagle3 and one of kind dspark that come with the package for the target, by kind their bytes."""
+    monkeypatch.setattr("outrider.engine.shipped.HEADS", tmp_path)
+    known = identity_of(load_model(folder / "target", dtype="float32")).vocabulary_sha256
+    nbytes = {"eagle3": 1000, "dspark": 3000}
+    for kind, size in nbytes.items():
+        (head := tmp_path / "target" / kind).mkdir(parents=True)
+        write_card(
+            head, {"drafter": kind, "target": "target", "vocabulary_sha256": known}, CardTest(((1,),), 8, 2, 2.0)
+        )
+        (head / "model.safetensors").write_bytes(bytes(size))
+    return nbytes
+
+
+@pytest.mark.parametrize(
+    ("args", "kind"),
+    [
+        ([], "dspark"),
+        (["-d", "eagle3"], "eagle3"),
+        (["-d", "cascade"], "dspark"),
+        (["-d", "suffix"], None),
+        (["-k", "0"], None),
+    ],
+)
+def test_a_head_that_comes_with_the_package_counts(folder, shipped, capsys, args, kind):
+    assert main(["plan", str(folder / "target"), *args, "--json"]) == 0
+    assert sizes(json.loads(capsys.readouterr().out)).get("head weights") == shipped.get(kind)
+
+
+def test_a_head_of_another_target_is_not_taken(folder, shipped, capsys):
+    assert main(["plan", str(folder / "draft"), "-d", "eagle3"]) == 2
+    assert "drafter 'eagle3' needs a head's folder or file" in capsys.readouterr().err
+
+
+def test_the_largest_batch_of_a_billion_that_fits(folder, capsys, monkeypatch):
+    monkeypatch.setattr("outrider.bench.plan.available", lambda: 10**9)
+    target = str(folder / "target")
+    assert main(["plan", target, "--batch", str(10**9), "--context", "64", "--json"]) == 1
+    [remedy] = json.loads(capsys.readouterr().out)["remedies"]
+    largest = int(remedy.removeprefix("--batch "))
+    assert main(["plan", target, "--batch", str(largest), "--context", "64"]) == 0
+    assert main(["plan", target, "--batch", str(largest + 1), "--context", "64"]) == 1
+
+
 def test_a_model_of_another_kind_is_no_draft(folder, tmp_path, capsys):
     strange = write_tiny_model(tmp_path / "strange")
     config = json.loads((strange / "config.json").read_text())
@@ -180,6 +238,7 @@ def test_a_system_that_does_not_tell(plan, monkeypatch):
         (["--context", "4096"], "context = 4096 is not allowed: give 1 to 2048"),
         (["--context", "0"], "context = 0 is not allowed"),
         (["--batch", "0"], "batch = 0 is not allowed"),
+        (["--batch", "1" + 400 * "0"], "give an integer from 1 to 1000000000"),
         (["-k", "65"], "K = 65 is not allowed"),
         (["--dtype", "float31"], "dtype 'float31' is not allowed"),
         (["--drafter", "draft_model"], "needs a draft model"),

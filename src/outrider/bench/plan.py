@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from outrider.bench.memory import available, file_nbytes, rss
 from outrider.control.fixed import check_k
 from outrider.core.step import PREFILL_CHUNK
+from outrider.core.types import TargetIdentity
+from outrider.engine.opening import identify, missing_draft, needs_of
+from outrider.engine.shipped import default_drafter, preferred, shipped_for
 from outrider.errors import ConfigError, ModelFileError
 from outrider.models.decoder import Decoder
 from outrider.models.footprint import sized_decoder
 from outrider.models.loader.checkpoint import Checkpoint, UnknownArchitectureError, open_checkpoint
+from outrider.models.tokenizer import Tokenizer
 
 PLAN_SCHEMA = "outrider.plan/1"
 TIGHT = 0.9
@@ -21,6 +25,8 @@ COMMON_CONTEXT = 4096
 DTYPES = ("quantised", "bfloat16", "int4")
 """Forms of the target's weights that may be smaller, the ones that lose least first."""
 FLOAT_NBYTES = 4
+MOST_BATCH = 10**9
+"""More sequences than any machine holds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,18 +44,22 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A model by its header, to be loaded as `dtype` says."""
+    """A model by its header, to be loaded as `dtype` says.
+
+    A draft's "auto" may lose precision, unless it `keeps_precision`: as its own draft a model does.
+    """
 
     name: str
     checkpoint: Checkpoint
     dtype: str
     draft: bool = False
+    keeps_precision: bool = False
 
     @classmethod
-    def open(cls, name: str, path: Path, dtype: str, *, draft: bool = False) -> Model:
+    def open(cls, name: str, path: Path, dtype: str, *, draft: bool = False, keeps_precision: bool = False) -> Model:
         """Raises UserError for a file that is none, or a model that the native decoder does not run."""
         try:
-            return cls(name, open_checkpoint(path), dtype, draft)
+            return cls(name, open_checkpoint(path), dtype, draft, keeps_precision)
         except UnknownArchitectureError as error:
             hint = "; a draft head is named with --drafter" if draft else ""
             raise ModelFileError(f"plan knows the models of the native decoder alone{hint}: {error}") from None
@@ -61,6 +71,12 @@ class Model:
     @property
     def context_length(self) -> int:
         return self.checkpoint.config.context_length
+
+    @property
+    def identity(self) -> TargetIdentity:
+        """That of the model when it is loaded."""
+        path = self.checkpoint.path
+        return identify(Tokenizer.of(self.checkpoint), (self.name, path.name, path.stem))
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +100,8 @@ class Work:
                 f"context = {self.context} is not allowed: give 1 to {self.target.context_length}, which "
                 f"{self.target.name} holds"
             )
-        if self.batch < 1:
-            raise ConfigError(f"batch = {self.batch} is not allowed: give an integer >= 1")
+        if not 1 <= self.batch <= MOST_BATCH:
+            raise ConfigError(f"batch = {self.batch} is not allowed: give an integer from 1 to {MOST_BATCH}")
 
     def items(self) -> list[Item]:
         found = list(_model_items(self.target, self))
@@ -95,6 +111,19 @@ class Work:
             how = "as large as its file; its keys and values are of a layer or two and are not counted"
             found.append(Item("head weights", file_nbytes(self.head), False, how))
         return found
+
+
+def shipped_head(target: Model, drafter: str | None, k: int) -> Path | None:
+    """The head of the package that would draft for this target where no file was named: that of `drafter`, or, where
+    that is None, of what drafts by default. Raises ConfigError for a drafter that needs a head and has none."""
+    heads = shipped_for(target.identity)
+    if drafter is None:
+        drafter = default_drafter(heads, k).value
+    needs = needs_of(drafter)
+    if "head" in needs and drafter not in heads:
+        raise ConfigError(missing_draft(drafter))
+    name = preferred(heads) if "drafters" in needs else drafter
+    return heads[name].path if name in heads else None
 
 
 def usual_context(target: Model) -> int:
@@ -176,7 +205,8 @@ def cache_nbytes(decoder: Decoder, context: int, k: int) -> tuple[int, int]:
 
 
 def _model_items(model: Model, work: Work) -> Iterator[Item]:
-    decoder, precision = sized_decoder(model.checkpoint, model.name, dtype=model.dtype, draft=model.draft)
+    small = model.draft and not model.keeps_precision
+    decoder, precision = sized_decoder(model.checkpoint, model.name, dtype=model.dtype, draft=small)
     yield Item(f"{model.role} weights", decoder.nbytes, True, f"{precision.value}: {precision.reason}")
     context = min(work.context, model.context_length)
     held, beside = cache_nbytes(decoder, context, work.k)
@@ -206,19 +236,19 @@ def _smaller(work: Work) -> Iterator[tuple[str, Work]]:
         except ConfigError:
             continue
         yield f"--dtype {dtype}", smaller
-    contexts = [1 << bit for bit in range(work.context.bit_length()) if 1 << bit < work.context]
-    yield from _largest("--context", [replace(work, context=context) for context in contexts])
-    yield from _largest("--batch", [replace(work, batch=batch) for batch in range(1, work.batch)])
+    powers = (work.context - 1).bit_length()  # of two, below the context
+    if (shorter := _largest(powers, lambda number: replace(work, context=1 << number - 1))) is not None:
+        yield f"--context {shorter.context}", shorter
+    if (fewer := _largest(work.batch - 1, lambda batch: replace(work, batch=batch))) is not None:
+        yield f"--batch {fewer.batch}", fewer
     if work.draft is not None:
         yield "no --draft-model", replace(work, draft=None)
 
 
-def _largest(option: str, growing: list[Work]) -> Iterator[tuple[str, Work]]:
-    """The last of them that fits, found by halving; nothing where none does."""
-    low, high = 0, len(growing)
+def _largest(most: int, work_of: Callable[[int], Work]) -> Work | None:
+    """The work of the largest number from 1 to `most` with which it fits, found by halving; None: not even with 1."""
+    low, high = 0, most
     while low < high:
-        middle = (low + high) // 2
-        low, high = (middle + 1, high) if plan(growing[middle]).fits else (low, middle)
-    if low:
-        best = growing[low - 1]
-        yield f"{option} {best.context if option == '--context' else best.batch}", best
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if plan(work_of(middle)).fits else (low, middle - 1)
+    return work_of(low) if low else None

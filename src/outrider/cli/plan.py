@@ -21,7 +21,8 @@ PlannedDrafter = Annotated[
         "-d",
         metavar="NAME",
         parser=common.one_drafter,
-        help="With the name of a head (eagle3, mtp, medusa, dflash, dspark), --draft-model is its folder.",
+        help="With the name of a head (eagle3, mtp, medusa, dflash, dspark), --draft-model is its folder, unless "
+        "it comes with the package. [default: as in generate]",
     ),
 ]
 Context = Annotated[
@@ -49,9 +50,10 @@ def plan(
 ) -> None:
     """What the weights, caches and scratch of target and draft take in memory, before anything is loaded.
 
+    Models that are not here are downloaded: their headers are read.
     Exit code 1 where it does not fit this machine; then it says what would.
     """
-    from outrider.bench.plan import Model, Work, usual_context
+    from outrider.bench.plan import Model, Work, shipped_head, usual_context
     from outrider.bench.plan import plan as planned
 
     rides = _rides(drafter, draft_model)
@@ -59,10 +61,10 @@ def plan(
     path = None if draft_model is None else _resolved(draft_model, offline, quiet)
     theirs = None
     if draft_model is not None and path is not None and not rides:
-        same = draft_model == target  # as its own draft a model keeps its precision
-        theirs = Model.open(draft_model, path, draft_dtype, draft=not same)
+        theirs = Model.open(draft_model, path, draft_dtype, draft=True, keeps_precision=draft_model == target)
+    head = shipped_head(ours, drafter, k) if draft_model is None else path if rides else None
     length = usual_context(ours) if context is None else context
-    found = planned(Work(ours, theirs, path if rides else None, length, batch, k))
+    found = planned(Work(ours, theirs, head, length, batch, k))
     if json:
         common.print_json(found.to_json())
     else:
