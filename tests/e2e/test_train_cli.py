@@ -75,7 +75,7 @@ def test_card_log_and_plot_say_what_was_done(world: dict[str, Path], trained: tu
     kind, out = trained
     card = json.loads((out / "head" / "card.json").read_text())
     assert card["drafter"] == kind
-    assert card["harvest"]["n_prompts"] == 52
+    assert card["harvests"][0]["n_prompts"] == 52
     assert card["as_served"]["greedy"]["rounds"] > 0
     assert 1 <= card["test"]["acceptance_length"] <= 1 + card["test"]["k"]
     lines = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
@@ -148,6 +148,22 @@ def test_a_harvest_that_was_stopped_equals_one_that_was_not(
         assert again.tokens == expected.tokens
         assert torch.equal(again.features_TF, expected.features_TF)
         assert torch.equal(again.likeliest_AC, expected.likeliest_AC)
+
+
+def test_a_second_harvest_is_learned_from_too(
+    world: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kind, alone, both, more = "medusa", tmp_path / "alone", tmp_path / "both", tmp_path / "more"
+    assert main(command(world, kind, alone, "--quiet")) == 0
+    shutil.copytree(world["root"] / "data", more)
+    assert main(command(world, kind, both, "--more-data", str(more), "--quiet")) == 0
+    one, two = (json.loads((run / "head" / "card.json").read_text()) for run in (alone, both))
+    assert two["tokens_per_epoch"] == 2 * one["tokens_per_epoch"]
+    assert two["harvests"] == 2 * one["harvests"]
+    manifest = json.loads((more / "harvest.json").read_text())
+    (more / "harvest.json").write_text(json.dumps(manifest | {"layers": [0]}))
+    assert main(command(world, kind, tmp_path / "other", "--more-data", str(more), "--quiet")) == 2
+    assert "is a harvest with layers = [0]" in capsys.readouterr().err
 
 
 def test_another_setting_for_a_run_that_was_begun_is_refused(

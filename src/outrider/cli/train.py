@@ -33,6 +33,10 @@ Data = Annotated[
     Path | None,
     typer.Option(metavar="FOLDER", help="Where the harvest lies; several runs may share one. [default: OUT/harvest]"),
 ]
+MoreData = Annotated[
+    list[str] | None,
+    typer.Option("--more-data", metavar="FOLDER", help="A finished harvest of the same target to learn from, too."),
+]
 Conversations = Annotated[
     int | None, typer.Option(metavar="N", help="Conversations to harvest. [default: one for each prompt]")
 ]
@@ -88,6 +92,7 @@ def train(
     out: Out,
     model: TargetOption = "smollm2-135m",
     data: Data = None,
+    more_data: MoreData = None,
     conversations: Conversations = None,
     max_tokens: AnswerLength = 192,
     temperatures: Temperatures = "0,0,1",
@@ -157,7 +162,7 @@ def train(
         written=written,
         seed=seed,
     )
-    settings = RunSettings(kind, harvest, head, training, k)
+    settings = RunSettings(kind, harvest, head, training, k, tuple(more_data or ()))
     run = TrainRun(opened, chosen, settings, out, data or out / "harvest")
     if not quiet:
         print_plan(run.plan())

@@ -10,7 +10,7 @@ from outrider.core.json_file import JsonObject
 from outrider.drafters.head_card import CardTest, write_card
 from outrider.train.evaluate import Served, held_out_prompts, serve
 from outrider.train.run import HEAD, RUN, TrainRun
-from outrider.train.shards import HARVEST, read_shards
+from outrider.train.shards import read_shards
 from outrider.train.trainer import Trainer
 
 PROMPTS = 24
@@ -56,7 +56,7 @@ def finish(run: TrainRun, trainer: Trainer, on_served: OnServed, layout: str | N
         "as_trained": {"greedy": asdict(trained)},
         "as_served": {"greedy": asdict(greedy), "temperature_1": asdict(sampled)},
         "held_out_prompts": len(prompts),
-        "harvest": dict(JsonObject.read(run.data / HARVEST).values),
+        "harvests": run.harvests(),
         "tokens_per_epoch": trainer.lessons.tokens,
         "run": dict(JsonObject.read(run.folder / RUN).values),
     }

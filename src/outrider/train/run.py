@@ -17,6 +17,7 @@ import shutil
 from collections.abc import Sequence as Seq
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -35,26 +36,30 @@ from outrider.train.harvest import Harvester, HarvestSettings
 from outrider.train.heads import HeadSettings, TargetParts, TrainedHead
 from outrider.train.lessons import HELD_OUT_EVERY, Lessons, frequent_tokens
 from outrider.train.recipes import RECIPES, start_from
-from outrider.train.shards import Shard, read_shards, write_manifest
+from outrider.train.shards import HARVEST, Shard, read_shards, write_manifest
 from outrider.train.trainer import CHECKPOINT, Trainer, TrainSettings, read_checkpoint
 
 RUN = "run.json"
 HEAD = "head"
 PROMPT_TOKENS = 100
 """Of a sequence, where the disk that a harvest takes is foretold; answers are taken to be as long as they may."""
+SAME_HARVEST = ("vocabulary_sha256", "layers", "likeliest")
+"""What harvests must have in common to be learned from together."""
 MASK_NAMES = ("reserved", "unused", "empty_output", "extra_id", "file_sep", "fim_pad")
 """Parts of the names of special tokens that no text holds, in the order in which they are preferred."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunSettings:
-    """Everything that a run is asked for. `k` is the draft length of the evaluation and of the card."""
+    """Everything that a run is asked for. `k` is the draft length of the evaluation and of the card; `more_data` are
+    folders of finished harvests of the same target and layers, from which the head learns too."""
 
     kind: str
     harvest: HarvestSettings
     head: HeadSettings
     train: TrainSettings
     k: int = 5
+    more_data: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         check_k(self.k)
@@ -121,6 +126,7 @@ class TrainRun:
 
     def trainer(self) -> Trainer:
         """At the step that was reached."""
+        self.harvests()
         shards = self._shards()
         head, train = self._head(shards), self.settings.train
         lessons = Lessons(
@@ -138,11 +144,25 @@ class TrainRun:
             )
         return Trainer(head, lessons, train, self.folder)
 
+    def harvests(self) -> list[dict[str, object]]:
+        """How the harvests came about that the head learns from. Raises ConfigError for one of another kind."""
+        own = dict(JsonObject.read(self.data / HARVEST).values)
+        more = [dict(JsonObject.read(Path(folder) / HARVEST).values) for folder in self.settings.more_data]
+        for folder, other in zip(self.settings.more_data, more, strict=True):
+            if differs := [key for key in SAME_HARVEST if other.get(key) != own.get(key)]:
+                raise ConfigError(
+                    f"{folder} is a harvest with {differs[0]} = {other.get(differs[0])!r} and {self.data} one with "
+                    f"{own.get(differs[0])!r}: give harvests of one target with the same layers"
+                )
+        return [own, *more]
+
     def _shards(self) -> list[Shard]:
-        shards = read_shards(self.data)
-        if not shards:
-            raise ConfigError(f"{self.data} has no shards: nothing was harvested")
-        return shards
+        folders = [self.data, *map(Path, self.settings.more_data)]
+        shards = [read_shards(folder) for folder in folders]
+        for folder, found in zip(folders, shards, strict=True):
+            if not found:
+                raise ConfigError(f"{folder} has no shards: nothing was harvested")
+        return list(chain.from_iterable(shards))
 
     def _head(self, shards: list[Shard]) -> TrainedHead:
         """New, or with the draft vocabulary of the checkpoint, which more shards would change."""
