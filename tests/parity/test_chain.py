@@ -16,11 +16,12 @@ from torch import Tensor
 
 from outrider import kernels
 from outrider.drafters.head_cache import HeadCache, Span
+from outrider.drafters.head_layer import PackedMatrix
 from outrider.drafters.recurrent_chain import Ask, GreedyChain, make_chain
-from outrider.drafters.recurrent_core import Core, make_core
+from outrider.drafters.recurrent_core import Core, StackCore, make_core
 from outrider.drafters.recurrent_net import RecurrentNet
 from outrider.drafters.token_rows import OwnRows
-from outrider.kernels import Drafted, TokenTable, dispatch, ops, quantised
+from outrider.kernels import Drafted, TokenTable, build_chain, dispatch, ops, quantised
 from tests.tiny_head import random_head, random_module
 
 pytestmark = pytest.mark.skipif(not kernels.available(), reason=kernels.why())
@@ -220,6 +221,35 @@ def test_rows_outside_a_cache_or_a_table_are_refused() -> None:
     for first in (4, -1):
         with pytest.raises(IndexError, match="position"):
             native.draft(one.embedded_Md, one.g_Md, cos_UR, cos_UR, [rows._replace(first=first)], 0.0)
+
+
+@torch.inference_mode()
+def test_parts_that_do_not_fit_are_refused() -> None:
+    """They would be read beyond their ends."""
+    net = NETS["mtp"]()
+    core, inputs = make_core(net, "float32"), net.chain_inputs()
+    assert isinstance(core, StackCore)
+    assert isinstance(net.lm_head, PackedMatrix)
+    head, ids_S, table = net.lm_head.packed, torch.tensor(IDS), TokenTable(torch.zeros(VOCAB, WIDTH), None)
+    for wrong, said in (
+        (replace(inputs, joint=None, joint_norm_d=None), f"reads {WIDTH} for {2 * WIDTH}"),
+        (replace(inputs, joint=head), "a joint of another shape"),
+        (replace(inputs, joint_norm_d=None), "a joint without its norm"),
+    ):
+        with pytest.raises(AssertionError, match=said):
+            build_chain(core.stack, wrong, head, ids_S, table)
+    whole = packed("eagle3", "float32")
+    native, one, cos_UR = whole.chain._chain, whole.begun(4, 1, 3), torch.zeros(99, 8)
+    rows = kernels.ChainRows(1, torch.zeros(2, 4 + LIMIT, 2, 16), 4, 3, 100, LIMIT, ())
+    for wrong_UR in (
+        torch.zeros(98, 8),
+        torch.zeros(99, 4),
+        torch.zeros(99, 8, dtype=torch.float64),
+        torch.zeros(8, 99).T,
+    ):
+        for tables in ((cos_UR, wrong_UR), (wrong_UR, cos_UR)):
+            with pytest.raises(AssertionError, match="table"):
+                native.draft(one.embedded_Md, one.g_Md, *tables, [rows], 0.0)
 
 
 def test_heads_that_the_kernels_cannot_run_whole() -> None:

@@ -86,6 +86,12 @@ class Chain:
         assert table.rows_Rd.shape[1] == width == head.in_features, f"a table of {table.rows_Rd.shape[1]} for {width}"
         assert ids_S.shape == (head.out_features,), f"{len(ids_S)} tokens for {head.out_features} columns"
         assert 0 <= int(ids_S.min()) <= int(ids_S.max()) < table.tokens, "a token that the table does not know"
+        joint, reads = inputs.joint, 2 * width if inputs.joint is None else width
+        assert (stack.hidden, stack.reads) == (width, reads), f"a layer that reads {stack.reads} for {reads}"
+        assert joint is None or (joint.in_features, joint.out_features) == (2 * width, width), (
+            "a joint of another shape"
+        )
+        assert (joint is None) == (inputs.joint_norm_d is None), "a joint without its norm, or a norm without a joint"
         self._kept = (stack, inputs, head, ids_S, table)
         self._width, self._cache_shape = width, stack.cache_shape
         self._native = stack.native.chain(
@@ -102,8 +108,8 @@ class Chain:
             ids_S.data_ptr(),
         )
         head.add_to(self._native, "head")
-        if inputs.joint is not None:
-            inputs.joint.add_to(self._native, "joint")
+        if joint is not None:
+            joint.add_to(self._native, "joint")
 
     def draft(
         self,
@@ -125,6 +131,10 @@ class Chain:
             assert given.shape == (rows, self._width), f"{tuple(given.shape)} for {rows} rows of {self._width}"
             assert given.dtype == torch.float32, f"rows are {given.dtype}"
             assert given.is_contiguous(), "rows must follow one another"
+        tables = (len(cos_UR), self._cache_shape[1] // 2)
+        assert cos_UR.shape == sin_UR.shape == tables, f"tables {tuple(cos_UR.shape)} and {tuple(sin_UR.shape)}"
+        assert cos_UR.dtype == sin_UR.dtype == torch.float32, f"tables of {cos_UR.dtype} and {sin_UR.dtype}"
+        assert all(table_UR.is_contiguous() for table_UR in (cos_UR, sin_UR)), "rows of a table must follow one another"
         most, n = max(span.limit for span in spans), len(spans)
         tokens_nk = torch.empty((n, most), dtype=torch.int64)
         shares_nk = torch.empty((n, most), dtype=torch.float32)

@@ -62,7 +62,8 @@ class CacheRows(NamedTuple):
 class Stack:
     """Layers and the norm behind them, ready to run. Made by `build_stack`.
 
-    `cache_shape` is (G, D), `native` the extension's own, for what runs a stack among other things.
+    `cache_shape` is (G, D), `hidden` the width d and `reads` K, where what the first attention reads is given;
+    `native` is the extension's own, for what runs a stack among other things.
     """
 
     def __init__(
@@ -75,24 +76,24 @@ class Stack:
         cache_dtype: torch.dtype,
         reads: int | None,
     ) -> None:
-        self._reads = reads
+        self.reads = reads
         self._kept = (list(layers), last_norm_d)
-        self._hidden, self._depth, self._cache_dtype = len(last_norm_d), len(layers), cache_dtype
+        self.hidden, self._depth, self._cache_dtype = len(last_norm_d), len(layers), cache_dtype
         n_heads, n_kv, width = heads
         self.cache_shape, self.eps, self.level = (n_kv, width), eps, level
         feed = _outputs(layers[0].gate_up) // 2
-        self.native = level.stack(self._hidden, feed, n_heads, n_kv, width, eps, DTYPE_CODE[cache_dtype])
+        self.native = level.stack(self.hidden, feed, n_heads, n_kv, width, eps, DTYPE_CODE[cache_dtype])
         for index, layer in enumerate(layers):
-            assert layer.attn_norm_d.shape == layer.ffn_norm_d.shape == (self._hidden,), "norms of another width"
+            assert layer.attn_norm_d.shape == layer.ffn_norm_d.shape == (self.hidden,), "norms of another width"
             assert (layer.q_norm_D is None) == (layer.k_norm_D is None), "a norm of queries or of keys alone"
             norms = (layer.attn_norm_d, layer.q_norm_D, layer.k_norm_D, layer.ffn_norm_d)
             self.native.layer(*(0 if norm is None else norm.data_ptr() for norm in norms))
             attended = n_heads * width
-            inputs = reads if reads is not None and index == 0 else self._hidden
+            inputs = reads if reads is not None and index == 0 else self.hidden
             _add(self.native, "qkv", layer.qkv, inputs, attended + 2 * n_kv * width)
-            _add(self.native, "o", layer.o, attended, self._hidden)
-            _add(self.native, "gate_up", layer.gate_up, self._hidden, 2 * feed)
-            _add(self.native, "down", layer.down, feed, self._hidden)
+            _add(self.native, "o", layer.o, attended, self.hidden)
+            _add(self.native, "gate_up", layer.gate_up, self.hidden, 2 * feed)
+            _add(self.native, "down", layer.down, feed, self.hidden)
         self.native.last_norm(last_norm_d.data_ptr())
 
     def run(
@@ -112,7 +113,7 @@ class Stack:
         Raises IndexError for a position outside the tables or a row outside its cache.
         """
         rows, hidden = x_Md.shape
-        assert hidden == self._hidden, f"rows of {hidden} for layers of {self._hidden}"
+        assert hidden == self.hidden, f"rows of {hidden} for layers of {self.hidden}"
         assert x_Md.dtype == torch.float32, f"rows are {x_Md.dtype}"
         assert x_Md.is_contiguous(), "rows must follow one another"
         assert positions_M.shape == (rows,), f"positions {tuple(positions_M.shape)} of {rows} rows"
@@ -120,9 +121,9 @@ class Stack:
         table = cos_UR.shape[0]
         assert cos_UR.shape == sin_UR.shape == (table, self.cache_shape[1] // 2), f"tables {tuple(cos_UR.shape)}"
         assert all(0 <= tap < self._depth for tap in taps), f"taps {list(taps)} of {self._depth} layers"
-        assert (read_MK is None) == (self._reads is None), "the first attention reads a norm of x, or what is given"
+        assert (read_MK is None) == (self.reads is None), "the first attention reads a norm of x, or what is given"
         if read_MK is not None:
-            assert read_MK.shape == (rows, self._reads), f"{tuple(read_MK.shape)} read by {rows} rows of {self._reads}"
+            assert read_MK.shape == (rows, self.reads), f"{tuple(read_MK.shape)} read by {rows} rows of {self.reads}"
             assert read_MK.dtype == torch.float32, f"what is read is {read_MK.dtype}"
             assert read_MK.is_contiguous(), "rows must follow one another"
         fields = [field for span in spans for field in self._fields(span)]
