@@ -14,9 +14,9 @@ from outrider.engine.prompt_file import Conversation
 from outrider.errors import ConfigError, ModelFileError
 from outrider.models.decoder import Decoder
 from outrider.models.load import LoadedModel
-from outrider.train.harvest import Harvester, HarvestSettings
+from outrider.train.harvest import LEFT_OUT, Harvester, HarvestSettings
 from outrider.train.lessons import HELD_OUT_EVERY, Lessons, frequent_tokens, is_held_out
-from outrider.train.questions import WRITTEN_KINDS
+from outrider.train.questions import WRITTEN_KINDS, Written
 from outrider.train.shards import Shard, read_shards
 from tests.tiny_folder import EOS, write_tiny_model
 
@@ -159,6 +159,30 @@ def test_other_settings_for_a_harvest_that_was_begun_are_refused(opened: LoadedM
     other = replace(SETTINGS, max_tokens=13)
     with pytest.raises(ConfigError, match="was begun with max_tokens = 12 and is asked to go on with 13"):
         Harvester(opened, identity_of(opened), prompts, other, shards[0].path.parent)
+
+
+def test_conversations_that_gave_nothing_are_not_tried_again(opened: LoadedModel, tmp_path: Path) -> None:
+    """A prompt that is too long, and one that the target wrote too long."""
+    template = len(
+        opened.tokenizer.encode(opened.template.render([{"role": "user", "content": ""}]), add_special=False)
+    )
+    prompts = [Conversation("0", "any", ("s" * 99,)), Conversation("1", "any", ("s",))]
+    settings = replace(SETTINGS, conversations=12, longest_prompt=template + 10, follow_ups=0.0, readings=0.0)
+    told: list[int] = []
+    first = Harvester(opened, identity_of(opened), prompts, settings, tmp_path)
+    first.run(4, told.append)
+    written = [c for c in range(12) if isinstance(first._questions.first(c), Written)]
+    done = {c for shard in read_shards(tmp_path) for c in shard.conversations}
+    assert len(told) == 12
+    assert set(written) - done, "the target wrote a message that was too long"
+    assert set(range(12)) - done - set(written), "a prompt was too long"
+    again = Harvester(opened, identity_of(opened), prompts, settings, tmp_path)
+    assert again.left == []
+    more = Harvester(opened, identity_of(opened), prompts, replace(settings, conversations=14), tmp_path)
+    assert more.left == [12, 13]
+    (tmp_path / LEFT_OUT).write_text('{"conversations": ["one"]}')
+    with pytest.raises(ModelFileError, match="Delete it: they are then tried again"):
+        Harvester(opened, identity_of(opened), prompts, settings, tmp_path)
 
 
 def test_some_conversations_ask_about_a_text_of_several_prompts(opened: LoadedModel, shards: list[Shard]) -> None:

@@ -9,6 +9,7 @@ Shapes: T positions, F features, A tokens to learn, C likeliest tokens, V vocabu
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import asdict, dataclass
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor
 
 from outrider.core.draft import Draft, DraftLaw, SeqDraft
+from outrider.core.json_file import JsonObject
 from outrider.core.protocols import Committed
 from outrider.core.rng import Rng, fold_seed
 from outrider.core.types import SamplingParams, Sequence, TargetIdentity
@@ -30,8 +32,10 @@ from outrider.engine.request import Request, Result, Speculation
 from outrider.errors import ConfigError, ModelFileError
 from outrider.models.load import LoadedModel
 from outrider.train.questions import Questions, Written
-from outrider.train.shards import HARVEST, Harvested, read_shards, write_manifest, write_shard
+from outrider.train.shards import HARVEST, Harvested, read_shards, write_manifest, write_shard, write_whole
 
+LEFT_OUT = "left-out.json"
+"""Names the conversations that gave nothing."""
 SHARD_SEQUENCES = 64
 HEAD_ROWS = 256
 """Positions whose logits over the whole vocabulary are made at a time."""
@@ -163,7 +167,8 @@ class Harvester:
         write_manifest(folder, HARVEST, {**made_by, "prompts_sha256": digest, "n_prompts": len(prompts), **chosen})
         shards = read_shards(folder)
         self._next_shard = len(shards)
-        done = {conversation for shard in shards for conversation in shard.conversations}
+        self._left_out = _left_out(folder)
+        done = {conversation for shard in shards for conversation in shard.conversations}.union(self._left_out)
         self.left = [c for c in range(settings.conversations) if c not in done]
 
     def run(self, batch: int, on_answer: OnAnswer) -> None:
@@ -192,17 +197,23 @@ class Harvester:
                 if (following := self._next_turn(llm, turn, result, recorder, head)) is not None:
                     running[llm.engine.add(self._request(following))] = following
                     continue
+                if not turn.harvested:
+                    self._left_out.append(turn.conversation)
                 kept += turn.harvested
                 on_answer(sum(len(h.tokens) - h.prompt_len for h in turn.harvested))
             if len(kept) >= SHARD_SEQUENCES:
                 self._write(kept)
                 kept = []
-        if kept:
-            self._write(kept)
+        self._write(kept)
 
     def _write(self, kept: list[Harvested]) -> None:
-        write_shard(self._folder, self._next_shard, kept)
-        self._next_shard += 1
+        """What was kept, and which conversations gave nothing."""
+        if kept:
+            write_shard(self._folder, self._next_shard, kept)
+            self._next_shard += 1
+        if self._left_out:
+            told = json.dumps({"conversations": self._left_out}) + "\n"
+            write_whole(self._folder / LEFT_OUT, lambda path: path.write_text(told, "utf-8"))
 
     def _first_turns(self, llm: LLM, on_answer: OnAnswer) -> Iterator[_Turn]:
         before = self._before_user_text(llm)
@@ -216,6 +227,7 @@ class Harvester:
             if turn.prompt_len <= self._settings.longest_prompt:
                 yield turn
             else:
+                self._left_out.append(conversation)
                 on_answer(0)
 
     def _before_user_text(self, llm: LLM) -> str:
@@ -292,3 +304,12 @@ class Harvester:
             torch.cat(ids),
             torch.cat(logps),
         )
+
+
+def _left_out(folder: Path) -> list[int]:
+    """Conversations whose prompt was too long, as an earlier run found. Raises ModelFileError for a damaged file."""
+    path = folder / LEFT_OUT
+    found = JsonObject.read(path, optional=True).values.get("conversations", [])
+    if not isinstance(found, list) or not all(type(conversation) is int for conversation in found):
+        raise ModelFileError(f"{path} names no conversations. Delete it: they are then tried again")
+    return found
