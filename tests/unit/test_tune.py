@@ -140,6 +140,11 @@ def test_the_verdict_is_the_fastest_that_was_measured():
     verdict = decide(predicted, found, lambda one: pytest.fail("nothing is missing"))
     assert (verdict.chosen, verdict.ratio, verdict.measured) == (Candidate("good", 2), 1.5, True)
     assert verdict.sentence == "Use good with 2 draft tokens a round: 1.50 x plain (measured)."
+    wrong = [*found[:2], Check("good K=2", 3, 4, 3, 9.5, 0, 0, implausible=True)]
+    verdict = decide(predicted, wrong, lambda one: pytest.fail("nothing is missing"), ["the machine was busy"])
+    assert (verdict.chosen, verdict.ratio) == (Candidate("good", 4), 1.2)
+    assert any("measured at 9.50 x, more than its tokens a round can give" in reason for reason in verdict.reasons)
+    assert verdict.sentence.endswith("Provisional: the machine was busy.")
     changed = [*found[:2], Check("good K=2", 3, 4, 3, 1.5, 1, 1)]
     verdict = decide(predicted, changed, lambda one: pytest.fail("nothing is missing"))
     assert verdict.chosen == Candidate("good", 4)

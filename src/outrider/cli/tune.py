@@ -181,9 +181,20 @@ class _Tune:
             llm = self.setup.open(quiet=self.quiet)
             raw = self.setup.raw(llm)
             kept = self._costs(llm)
-            tuned = tune_all(llm, chosen, self.params, self.wanted, kept.costs, raw=raw, bar=self._bar, peer=peer)
+            doubts = self._doubts(machine)
+            tuned = tune_all(
+                llm, chosen, self.params, self.wanted, kept.costs, raw=raw, bar=self._bar, peer=peer, doubts=doubts
+            )
         machine["threads"] = machine_facts()["threads"]
         self._report(llm, tuned, facts(llm, self.setup, self.params, chosen, machine, raw), kept, peer)
+
+    def _doubts(self, machine: dict[str, object]) -> list[str]:
+        """What makes every speed provisional, as in bench."""
+        from outrider.bench.conclusion import BUILT_IN, BUSY
+        from outrider.bench.machine import busy_warning
+
+        doubts = ((BUSY, busy_warning(machine) is not None), (BUILT_IN, self.setup.prompts is None))
+        return [doubt for doubt, holds in doubts if holds]
 
     def _make_folder(self) -> None:
         try:
@@ -218,8 +229,6 @@ class _Tune:
         assert isinstance(machine, dict)
         busy = busy_warning(machine)
         warnings = [*([busy] if busy else []), *llm.warnings]
-        if self.setup.prompts is None:
-            warnings.append("the built-in prompts favour copying: decide on your own prompts (--prompts)")
         document = tune_json(tuned, self.possible.reasons, about, warnings)
         print_tuned(tuned, warnings, console(stderr=self.json))
         self._write(llm, tuned, document, warnings)

@@ -36,7 +36,6 @@ def tune_json(
                 "candidates": [one.to_json() for one in everything],
             }
         )
-    about = tuned.verdict.about
     return {
         "schema": SCHEMA,
         **facts,
@@ -47,7 +46,7 @@ def tune_json(
         "costs": tuned.costs.to_json(),
         "temperatures": by_temperature,
         "measured": [check.to_json() for check in tuned.checks],
-        "on_paper": tuned.paper.to_json(about.candidate.k) if tuned.paper and about else None,
+        "on_paper": tuned.paper.to_json() if tuned.paper else None,
         "server": _server_json(server(tuned)),
         "notes": [*warnings, *tuned.notes()],
     }
@@ -125,9 +124,9 @@ def figures(tuned: Tuned) -> dict[str, float]:
     if about is not None and paper is not None:
         found |= {
             "predicted_ratio": about.ratio,
-            "tokens_per_round": paper.tokens,
+            "tokens_per_round": about.replayed.stats.acceptance_length,
             "alpha": paper.alpha,
             "c": paper.cost.c,
-            "v": paper.cost.v(about.candidate.k + 1),
+            "v": paper.cost.v(paper.size + 1),
         }
     return found

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
-from outrider.control.acceptance import alpha_of
 from outrider.control.cost import CostModel
 from outrider.sim.theory import Cost, chain_break_even
 from outrider.tune.record import Record
@@ -125,49 +124,48 @@ def _profile(drafter: str, category: str, run: Seq[Round]) -> Profile:
 
 @dataclass(frozen=True, slots=True)
 class OnPaper:
-    """A candidate in the terms of the formulas, in passes over one row.
+    """A candidate in the terms of the formulas, in passes over one row, for the rounds that have a draft.
 
-    `alpha` is the chance of every token that would give its tokens a round; `break_even_alpha` and `break_even_c` are
-    from where it would pay, the other staying as it is. None: not even at 1, and not even for nothing.
+    Drafts have `size` tokens, and of those that are reached the share `alpha` is kept: `tokens` a round.
+    `break_even_alpha` and `break_even_c` are from where it would pay, all else staying as it is. None: not even at 1,
+    and not even for nothing.
     """
 
     alpha: float
+    size: int
     cost: Cost
     tokens: float
     break_even_alpha: float | None
     break_even_c: float | None
 
-    def to_json(self, k: int) -> dict[str, object]:
+    def to_json(self) -> dict[str, object]:
         return {
             "alpha": self.alpha,
+            "size": self.size,
             "c": self.cost.c,
-            "v": self.cost.v(k + 1),
-            "tokens_per_round": self.tokens,
+            "v": self.cost.v(self.size + 1),
+            "tokens_per_drafting_round": self.tokens,
             "break_even_alpha": self.break_even_alpha,
             "break_even_c": self.break_even_c,
         }
 
 
 def on_paper(prediction: Prediction, costs: CostModel, context: float, *, greedy: bool) -> OnPaper:
-    """A candidate's prediction as the formulas see it: whole drafts every round, one alpha."""
-    candidate, tokens = prediction.candidate, prediction.replayed.stats.acceptance_length
-    cost = theory_cost(costs, candidate, context, greedy=greedy)
-    free = (tokens * cost.plain - cost.check(candidate.k + 1)) / candidate.k
-    return OnPaper(
-        alpha_of(tokens, candidate.k),
-        cost,
-        tokens,
-        chain_break_even(candidate.k, cost),
-        free if free > 0 else None,
-    )
+    """A candidate's prediction as the formulas see it. Rounds without a draft change no sign: they are plain ones."""
+    made = prediction.replayed
+    tokens = 1.0 + (made.kept / made.drafting if made.drafting else 0.0)
+    cost = theory_cost(costs, prediction, context, greedy=greedy)
+    free = (tokens * cost.plain - cost.check(made.size + 1)) / made.size
+    return OnPaper(made.alpha, made.size, cost, tokens, chain_break_even(made.size, cost), free if free > 0 else None)
 
 
-def theory_cost(costs: CostModel, candidate: Candidate, context: float, *, greedy: bool) -> Cost:
-    """The cost model in passes over one row behind `context` tokens."""
+def theory_cost(costs: CostModel, prediction: Prediction, context: float, *, greedy: bool) -> Cost:
+    """The cost model in passes over one row behind `context` tokens; c is a draft over its usual length."""
     unit = costs.pass_s(1, context)
     fixed_s = costs.round_s(1, context, greedy=greedy) - unit
 
     def v(rows: int) -> float:
         return (costs.round_s(rows, context, greedy=greedy) - fixed_s) / unit
 
-    return Cost(costs.draft_s(candidate.drafter, candidate.k) / candidate.k / unit, v, 0.0, fixed_s / unit)
+    draft_s = costs.draft_s(prediction.candidate.drafter, prediction.candidate.k)
+    return Cost(draft_s / prediction.replayed.size / unit, v, 0.0, fixed_s / unit)

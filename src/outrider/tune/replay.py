@@ -42,12 +42,28 @@ def rounds(answer: Answer, drafter: str, k: int) -> Iterator[Round]:
 
 @dataclass(slots=True)
 class Replayed:
-    """Rounds over some answers: their counts (`stats`), and the seconds that they take, by kind of work."""
+    """Rounds over some answers: their counts (`stats`), and the seconds that they take, by kind of work.
+
+    `drafting` rounds had a draft; of their tokens `tried` were reached, all before them being kept, and `kept` were.
+    """
 
     stats: SpecStats = field(default_factory=SpecStats)
     pass_s: float = 0.0
     draft_s: float = 0.0
     other_s: float = 0.0
+    drafting: int = 0
+    tried: int = 0
+    kept: int = 0
+
+    @property
+    def alpha(self) -> float:
+        """The share of drafted tokens that are kept, of those that were reached; 0 where nothing was drafted."""
+        return self.kept / self.tried if self.tried else 0.0
+
+    @property
+    def size(self) -> int:
+        """The usual length of a draft, where there is one."""
+        return max(1, round(self.stats.drafted / self.drafting)) if self.drafting else 1
 
     @property
     def seconds(self) -> float:
@@ -70,6 +86,8 @@ class Replayed:
             "tokens": self.stats.emitted,
             "drafted": self.stats.drafted,
             "accepted": self.stats.accepted,
+            "drafting_rounds": self.drafting,
+            "alpha": self.alpha,
             "acceptance_length": self.stats.acceptance_length,
             "round_seconds": {
                 "pass": self.pass_s / rounds,
@@ -89,6 +107,9 @@ def replay(answers: Iterable[Answer], drafter: str, k: int, costs: CostModel, *,
             whole.pass_s += pass_s
             whole.other_s += costs.round_s(rows, one.context, greedy=greedy) - pass_s
             whole.draft_s += costs.draft_s(drafter, one.asked) if one.asked else 0.0
+            whole.drafting += one.drafted > 0
+            whole.tried += one.accepted + (one.accepted < one.drafted)
+            whole.kept += one.accepted
             accepted = min(one.accepted, one.emitted)
             whole.stats.record(range(one.drafted), accepted, one.emitted - accepted, one.accepted + 1 - one.emitted)
     return whole

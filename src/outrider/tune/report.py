@@ -11,7 +11,6 @@ from jinja2 import Environment
 from markupsafe import Markup
 
 from outrider.bench.summary import ALL
-from outrider.control.acceptance import alpha_of
 from outrider.sim.theory import Cost, Shape, speedup
 from outrider.tune.predict import Prediction, theory_cost
 from outrider.tune.replay import Replayed
@@ -90,13 +89,16 @@ def _acceptance(tuned: Tuned) -> Plot:
 
 def _map(tuned: Tuned, about: Prediction, cost: Cost) -> Plot:
     """Speed-up over alpha and c at the K of the verdict's candidate, with this machine's v."""
-    k = about.candidate.k
+    k = about.replayed.size
     placed, rows = list[tuple[float, float]](), []
     for number, one in enumerate(best_of_each(tuned), 1):
-        own = theory_cost(tuned.costs, one.candidate, tuned.context, greedy=tuned.first.record.rule == "greedy")
-        share = _alpha(one)
+        own = theory_cost(tuned.costs, one, tuned.context, greedy=tuned.first.record.rule == "greedy")
+        share, made = one.replayed.alpha, one.replayed
+        drafting = made.drafting / max(made.stats.rounds, 1)
         placed.append((own.c, share))
-        rows.append([f"{number}: {one.candidate.name}", f"{share:.2f}", f"{own.c:.3f}", f"{one.ratio:.2f} x"])
+        rows.append(
+            [f"{number}: {one.candidate.name}", f"{share:.2f}", f"{own.c:.3f}", f"{drafting:.0%}", f"{one.ratio:.2f} x"]
+        )
     most = min(max([0.5, *(1.25 * c for c, _ in placed)]), 2.0)
 
     def value(c: float, alpha: float) -> float:
@@ -106,17 +108,16 @@ def _map(tuned: Tuned, about: Prediction, cost: Cost) -> Plot:
     drawn = heat(axes, CELLS, value, placed, ticks(most), [0, 0.25, 0.5, 0.75, 1])
     title = "Where speculation pays"
     sentence = (
-        f"Speed over plain by how often a draft token is kept (alpha) and what it costs (c), for {k} draft tokens a "
-        "round and this machine's pass times; the numbered dots are the drafters here, each at its best length."
+        f"Speed over plain by how often a draft token is kept (alpha) and what it costs (c), for drafts of {k} "
+        "token(s) and this machine's pass times, in rounds that have a draft; the numbered dots are the drafters here, "
+        "each at its best length."
     )
     edges = ("below 0.5 x", "0.5", "0.7", "0.85", "1 x and more", "1.2", "1.5", "2 x and more")
     legend = [(text, f"--m{number}") for number, text in enumerate(edges)]
     svg = Markup(picture("map", title, sentence, drawn))
-    return Plot("map", title, sentence, svg, legend, ["candidate", "alpha", "c", "predicted"], rows)
-
-
-def _alpha(prediction: Prediction) -> float:
-    return alpha_of(prediction.replayed.stats.acceptance_length, prediction.candidate.k)
+    return Plot(
+        "map", title, sentence, svg, legend, ["candidate", "alpha", "c", "rounds with a draft", "predicted"], rows
+    )
 
 
 def _breakdown(tuned: Tuned) -> Plot:

@@ -84,8 +84,10 @@ def tune(
     raw: bool,
     bar: Bar,
     peer: Peer | None = None,
+    doubts: Seq[str] = (),
 ) -> Tuned:
-    """Everything but the files. The engine of `llm` must be idle and have the drafters loaded."""
+    """Everything but the files. The engine of `llm` must be idle and have the drafters loaded. `doubts`: what is known
+    to make the figures provisional."""
     most = max(wanted.ks)
     load = load_of(
         costs,
@@ -107,7 +109,7 @@ def tune(
     def paper_of(prediction: Prediction) -> OnPaper:
         return on_paper(prediction, costs, context, greedy=first.record.rule == "greedy")
 
-    verdict = decide(first, found, paper_of)
+    verdict = decide(first, found, paper_of, doubts)
     return Tuned(
         wanted,
         share,

@@ -15,7 +15,8 @@ from outrider.tune.predict import Candidate, OnPaper, Predicted, Prediction
 @dataclass(frozen=True, slots=True)
 class Check:
     """Of what was measured: predicted and measured tokens a second, and ratios to plain. Errors are shares of the
-    measured figure; None where there is nothing to compare with."""
+    measured figure; None where there is nothing to compare with. `implausible`: faster than its tokens a round allow.
+    """
 
     lane: str
     predicted_tok_s: float
@@ -24,6 +25,7 @@ class Check:
     measured_ratio: float | None
     differing: int | None
     diverged: int
+    implausible: bool = False
 
     @property
     def error(self) -> float | None:
@@ -42,7 +44,8 @@ class Check:
 class Verdict:
     """What to do: `chosen`, or None to leave speculation off. `ratio` is what it rests on, `measured` or predicted.
 
-    `about` is the fastest candidate, whether it is worth it or not; None where there was none to try.
+    `about` is the fastest candidate, whether it is worth it or not; None where there was none to try. With `doubts` the
+    verdict is provisional.
     """
 
     about: Prediction | None
@@ -51,6 +54,7 @@ class Verdict:
     measured: bool
     sentence: str
     reasons: tuple[str, ...]
+    doubts: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, object]:
         chosen = self.chosen
@@ -62,6 +66,8 @@ class Verdict:
             "measured": self.measured,
             "sentence": self.sentence,
             "reasons": list(self.reasons),
+            "provisional": bool(self.doubts),
+            "doubts": list(self.doubts),
         }
 
 
@@ -78,16 +84,23 @@ def checks(predicted: Predicted, summaries: Seq[LaneSummary]) -> list[Check]:
             tok_s, ratio = listed[0].replayed.tok_s, listed[0].ratio
             measured = summary.speedup.of_totals if summary.speedup else None
         told = (summary.tok_s_total, ratio, measured, summary.differing, summary.diverged)
-        found.append(Check(summary.lane, tok_s, *told))
+        found.append(Check(summary.lane, tok_s, *told, implausible=summary.implausible))
     return found
 
 
-def decide(predicted: Predicted, found: Seq[Check], on_paper: Callable[[Prediction], OnPaper]) -> Verdict:
+def decide(
+    predicted: Predicted,
+    found: Seq[Check],
+    on_paper: Callable[[Prediction], OnPaper],
+    doubts: Seq[str] = (),
+) -> Verdict:
     """The fastest of the measured candidates if it is worth switching on; of the predicted ones where none was
-    measured. `on_paper` gives a candidate in the terms of the formulas."""
-    sound = [check for check in found if check.lane != PLAIN and not check.diverged and check.measured_ratio]
+    measured soundly. `on_paper` gives a candidate in the terms of the formulas; `doubts` make the verdict provisional.
+    """
+    tried = [check for check in found if check.lane != PLAIN and check.measured_ratio]
+    sound = [check for check in tried if not check.diverged and not check.implausible]
     if not predicted.candidates:
-        return Verdict(None, None, 1.0, False, "Leave speculation off: no drafter could be tried.", ())
+        return Verdict(None, None, 1.0, False, "Leave speculation off: no drafter could be tried.", (), tuple(doubts))
     if sound:
         fastest = max(sound, key=lambda check: check.measured_ratio or 0.0)
         prediction = next(one for one in predicted.candidates if one.candidate.name == fastest.lane)
@@ -95,20 +108,20 @@ def decide(predicted: Predicted, found: Seq[Check], on_paper: Callable[[Predicti
     else:
         prediction = predicted.candidates[0]
         ratio, measured = prediction.ratio, False
-    how = "measured" if measured else "predicted, not measured"
+    how = "measured" if measured else "predicted, not measured soundly" if tried else "predicted, not measured"
+    later = f" Provisional: {', and '.join(doubts)}." if doubts else ""
     reasons = [*_why(prediction), *_others(predicted, prediction), *_broken(found)]
     if ratio >= MATTERS:
         candidate = prediction.candidate
-        sentence = f"Use {candidate.drafter} with {_tokens(candidate.k)} a round: {ratio:.2f} x plain ({how})."
-        return Verdict(prediction, candidate, ratio, measured, sentence, tuple(reasons))
-    sentence = (
-        f"Leave speculation off: the best candidate, {prediction.candidate.name}, is {ratio:.2f} x plain ({how})."
-    )
+        sentence = f"Use {candidate.drafter} with {_tokens(candidate.k)} a round: {ratio:.2f} x plain ({how}).{later}"
+        return Verdict(prediction, candidate, ratio, measured, sentence, tuple(reasons), tuple(doubts))
+    best = f"the best candidate, {prediction.candidate.name}"
+    sentence = f"Leave speculation off: {best}, is {ratio:.2f} x plain ({how}).{later}"
     if measured and prediction.ratio >= MATTERS:
         doubt = f"it was predicted at {prediction.ratio:.2f} x: the two disagree, so repeat this on an idle machine"
-        return Verdict(prediction, None, ratio, measured, sentence, (*reasons, doubt))
-    missing = _what_would_pay(prediction, on_paper(prediction))
-    return Verdict(prediction, None, ratio, measured, sentence, (*reasons, *missing))
+        return Verdict(prediction, None, ratio, measured, sentence, (*reasons, doubt), tuple(doubts))
+    missing = _what_would_pay(on_paper(prediction))
+    return Verdict(prediction, None, ratio, measured, sentence, (*reasons, *missing), tuple(doubts))
 
 
 def _tokens(k: int) -> str:
@@ -139,16 +152,22 @@ def _others(predicted: Predicted, chosen: Prediction) -> list[str]:
 
 
 def _broken(found: Seq[Check]) -> list[str]:
-    return [
-        f"{check.lane} changed {check.diverged} answer(s): it is not considered; run outrider verify"
-        for check in found
-        if check.diverged
-    ]
+    """Measured candidates that are left out of account."""
+    said = []
+    for check in found:
+        if check.diverged:
+            said.append(f"{check.lane} changed {check.diverged} answer(s): it is not considered; run outrider verify")
+        elif check.implausible:
+            said.append(
+                f"{check.lane} was measured at {check.measured_ratio or 0:.2f} x, more than its tokens a round can "
+                "give: the machine was disturbed, and it is not considered"
+            )
+    return said
 
 
-def _what_would_pay(prediction: Prediction, paper: OnPaper) -> list[str]:
+def _what_would_pay(paper: OnPaper) -> list[str]:
     """What would have to be true for speculation to pay."""
-    k, alpha, c = prediction.candidate.k, paper.break_even_alpha, paper.break_even_c
+    k, alpha, c = paper.size, paper.break_even_alpha, paper.break_even_c
     if alpha is None and c is None:
         v = paper.cost.v(k + 1)
         return [
