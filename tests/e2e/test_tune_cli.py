@@ -6,6 +6,8 @@ import json
 import re
 import shutil
 import subprocess
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
@@ -136,6 +138,44 @@ def test_a_dry_run_says_how_long_and_writes_nothing(options, tmp_path, capsys, m
     assert main([*options, "--dry-run"]) == 0
     assert "that takes at least about" in capsys.readouterr().out
     assert not list(tmp_path.iterdir())
+
+
+class FourOfEight(BaseHTTPRequestHandler):
+    """A server that answers everything with eight tokens in a fifth of a second, four of ten drafted ones kept."""
+
+    def do_GET(self):
+        self._send({"data": [{"id": "tiny"}]})
+
+    def do_POST(self):
+        self.rfile.read(int(self.headers["Content-Length"]))
+        timings = {"predicted_n": 8, "predicted_per_second": 40.0, "draft_n": 10, "draft_n_accepted": 4}
+        self._send({"choices": [{"message": {"content": "hello"}, "finish_reason": "length"}], "timings": timings})
+
+    def _send(self, document):
+        data = json.dumps(document).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *args):
+        return
+
+
+def test_a_server_is_measured_as_far_as_it_tells(options, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "cache"))
+    server = HTTPServer(("127.0.0.1", 0), FourOfEight)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    few = ["-d", "ngram", "--measure", "1", "--out", str(tmp_path / "out"), "--json", "--quiet"]
+    try:
+        assert main([*options, *few, "--server", f"http://127.0.0.1:{server.server_port}"]) == 0
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+    told = json.loads(capsys.readouterr().out)["server"]
+    assert told == {"tok_s": pytest.approx(40.0), "drafted": 20, "acceptance_rate": pytest.approx(0.4)}
 
 
 CHROMIUM = shutil.which("chromium")

@@ -110,14 +110,12 @@ def _map(tuned: Tuned, about: Prediction, cost: Cost) -> Plot:
     sentence = (
         f"Speed over plain by how often a draft token is kept (alpha) and what it costs (c), for drafts of {k} "
         "token(s) and this machine's pass times, in rounds that have a draft; the numbered dots are the drafters here, "
-        "each at its best length."
+        "each at its best length. Drafting: the share of its rounds that have a draft."
     )
     edges = ("below 0.5 x", "0.5", "0.7", "0.85", "1 x and more", "1.2", "1.5", "2 x and more")
     legend = [(text, f"--m{number}") for number, text in enumerate(edges)]
     svg = Markup(picture("map", title, sentence, drawn))
-    return Plot(
-        "map", title, sentence, svg, legend, ["candidate", "alpha", "c", "rounds with a draft", "predicted"], rows
-    )
+    return Plot("map", title, sentence, svg, legend, ["candidate", "alpha", "c", "drafting", "predicted"], rows)
 
 
 def _breakdown(tuned: Tuned) -> Plot:
