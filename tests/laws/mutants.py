@@ -152,8 +152,8 @@ class PeekingGovernor(GovernorController):
         super().__init__(costs, ["table"], most=2)
         self.glimpse = glimpse
 
-    def budgets(self, seqs: Seq[Sequence]) -> list[int]:
-        ks = super().budgets(seqs)
+    def budgets(self, seqs: Seq[Sequence], rooms: Seq[int]) -> list[int]:
+        ks = super().budgets(seqs, rooms)
         return [k if self.glimpse(seq) == 0 else 0 for seq, k in zip(seqs, ks, strict=True)]
 
 

@@ -111,10 +111,10 @@ class CautiousController:
     def __init__(self) -> None:
         self.accepted: dict[int, int] = {}
 
-    def budgets(self, seqs: Seq[Sequence]) -> list[int]:
+    def budgets(self, seqs: Seq[Sequence], rooms: Seq[int]) -> list[int]:
         return [2 if self.accepted.get(seq.id, 1) else 1 for seq in seqs]
 
-    def observe(self, seq: Sequence, drafted: int, accepted: int) -> None:
+    def observe(self, seq: Sequence, asked: int, drafted: int, accepted: int) -> None:
         self.accepted[seq.id] = accepted
 
 
@@ -124,10 +124,10 @@ class BudgetController:
     def __init__(self, *k: int) -> None:
         self.k = k
 
-    def budgets(self, seqs: Seq[Sequence]) -> list[int]:
+    def budgets(self, seqs: Seq[Sequence], rooms: Seq[int]) -> list[int]:
         return [self.k[seq.id] for seq in seqs]
 
-    def observe(self, seq: Sequence, drafted: int, accepted: int) -> None:
+    def observe(self, seq: Sequence, asked: int, drafted: int, accepted: int) -> None:
         return
 
 

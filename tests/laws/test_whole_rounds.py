@@ -71,12 +71,12 @@ def test_the_governor_of_these_laws_decides_by_outcomes() -> None:
     for accepted in (0, 2):
         controller, seq = governor(), Sequence(0, [0], SAMPLED, seed=0)
         seq.params = replace(SAMPLED, max_tokens=50)
-        [k] = controller.budgets([seq])
+        [k] = controller.budgets([seq], [9])
         assert k == 2
         for _ in range(2):
             seq.tokens += [0] * (accepted + 1)
-            controller.observe(seq, 2, accepted)
-            [k] = controller.budgets([seq])
+            controller.observe(seq, k, 2, accepted)
+            [k] = controller.budgets([seq], [9])
         decided.add(k)
     assert len(decided) == 2
 

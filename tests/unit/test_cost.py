@@ -7,13 +7,20 @@ from dataclasses import replace
 
 import pytest
 
-from outrider.control.cost import SCHEMA, CostModel, Curve, DraftCost, one_context
+from outrider.control.cost import SCHEMA, CostModel, Curve, DraftCost, DraftCurves, one_context
 from outrider.control.cost_cache import CostKey, find_costs, identity_of_files, keep_costs
 from outrider.errors import ConfigError
 
 KEY = CostKey("f00", "quantised", "cpu", "some processor", 2, "avx2", "build 1")
-SUFFIX = DraftCost(Curve.rising({1: 1e-5}), Curve.rising({1: 1e-5}), 4, 0.0, "as it comes")
-HEAD = DraftCost(Curve.rising({1: 0.002, 8: 0.009}), Curve.rising({1: 0.001, 8: 0.004}), 4, 0.0001, "head 1")
+QUICK = DraftCurves(Curve.rising({1: 1e-5}), Curve.rising({1: 1e-5}))
+SUFFIX = DraftCost(QUICK, QUICK, 4, 0.0, "as it comes")
+HEAD = DraftCost(
+    DraftCurves(Curve.rising({1: 0.002, 8: 0.009}), Curve.rising({1: 0.001, 8: 0.004})),
+    DraftCurves(Curve.rising({1: 0.003, 8: 0.024}), Curve.rising({1: 0.002, 8: 0.016})),
+    4,
+    0.0001,
+    "head 1",
+)
 
 
 def made() -> CostModel:
@@ -56,6 +63,8 @@ def test_drafts_by_length_and_batch() -> None:
     assert costs.draft_s("head", 1) == 0.002
     assert costs.draft_s("head", 1, 4) == pytest.approx(0.001)
     assert costs.draft_s("head", 1, 2) == pytest.approx((0.002 + (0.004 - 0.002) / 3) / 2)
+    assert costs.draft_s("head", 1, greedy=False) == 0.003
+    assert costs.draft_s("head", 8, 4, greedy=False) == pytest.approx(0.016)
     assert costs.catch_up_s("head", 10) == pytest.approx(0.001)
     with pytest.raises(ConfigError, match="what drafter 'mtp' costs is not known: known are suffix, head"):
         costs.draft_s("mtp", 1)
@@ -106,6 +115,15 @@ DAMAGE = {
     "negative seconds": lambda d: d["greedy_seconds"].update({"1": -1.0}),
     "falling seconds": lambda d: d["greedy_seconds"].update({"40": 0.0}),
     "negative overhead": lambda d: d.update(overhead_seconds=-1),
+    "a context of too many digits": lambda d: d["target_seconds"].update({"9" * 5000: {"1": 1.0}}),
+    "a context beyond any": lambda d: d["target_seconds"].update({"9" * 400: {"1": 1.0}}),
+    "a context twice": lambda d: d["target_seconds"].update({"064": {"1": 1.0}}),
+    "rows in other digits": lambda d: d["greedy_seconds"].update({"\u0663\u0663": 1.0}),
+    "passes that take no time": lambda d: d["target_seconds"].update({"64": {"1": 0.0, "2": 0.0}}),
+    "seconds without end": lambda d: d["target_seconds"]["512"].update({"32": 1e299}),
+    "a catch-up without end": lambda d: d["drafters"]["head"].update(catch_up_seconds=1e299),
+    "a batch beyond any": lambda d: d["drafters"]["head"].update(batch=10**400),
+    "drafts at temperature 0 only": lambda d: d["drafters"]["head"].pop("sampled"),
     "a batch of none": lambda d: d["drafters"]["head"].update(batch=0),
     "a drafter that is a number": lambda d: d["drafters"].update(head=3),
 }

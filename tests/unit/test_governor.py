@@ -7,7 +7,7 @@ import random
 import pytest
 
 from outrider.control.acceptance import Acceptance, SharedAcceptance, alpha_of
-from outrider.control.cost import CostModel, one_context
+from outrider.control.cost import CostModel, Curve, DraftCost, DraftCurves, one_context
 from outrider.control.governor import LOG_LENGTH, GovernorController
 from outrider.core.types import SamplingParams, Sequence
 from outrider.errors import ConfigError
@@ -51,6 +51,10 @@ def sequence(seq_id: int = 0, **options: object) -> Sequence:
     return Sequence(seq_id, [0] * 50, SamplingParams(max_tokens=4000), seed=0, **options)  # type: ignore[arg-type]
 
 
+def rooms(seqs: list[Sequence]) -> list[int]:
+    return [max((seq.params.max_tokens or 0) - seq.output_len - 1, 0) for seq in seqs]
+
+
 class Stream:
     """One sequence under a governor; outcomes are drawn by the texts' chances. Keeps every (drafter, K)."""
 
@@ -61,7 +65,7 @@ class Stream:
 
     def round(self, text: Text, batch: list[Sequence] | None = None) -> tuple[str, int]:
         seqs = batch or [self.seq]
-        k = self.governor.budgets(seqs)[seqs.index(self.seq)]
+        k = self.governor.budgets(seqs, rooms(seqs))[seqs.index(self.seq)]
         drafter = self.governor.drafter(self.seq)
         self.rounds.append((drafter, k))
         self.take(text, drafter, k)
@@ -75,7 +79,7 @@ class Stream:
             while accepted < drafted and self.random.random() < kept:
                 accepted += 1
         self.seq.tokens += [0] * (accepted + 1)
-        self.governor.observe(self.seq, drafted, accepted)
+        self.governor.observe(self.seq, k, drafted, accepted)
 
     def run(self, text: Text, tokens: int) -> tuple[float, float]:
         """(seconds expected of the choices made, seconds of the best fixed choice for the same tokens)."""
@@ -183,7 +187,65 @@ def test_a_request_bounds_what_is_drafted() -> None:
 def test_the_end_of_the_answer_bounds_it_too() -> None:
     seq = Sequence(0, [0], SamplingParams(max_tokens=3), seed=0)
     stream = Stream(GovernorController(COSTS, ["suffix"]), seq, ["suffix"])
-    assert stream.governor.budgets([seq]) == [2]
+    assert stream.governor.budgets([seq], [2]) == [2]
+
+
+def test_the_end_of_the_context_is_no_news_of_the_text() -> None:
+    stream = governed(["head"])
+    stream.run({"head": (1.0, 0.98)}, 300)
+    assert stream.rounds[-1][1] >= 6
+    for _ in range(20):
+        [k] = stream.governor.budgets([stream.seq], [1])
+        assert k == 1
+        stream.take({"head": (1.0, 1.0)}, "head", k)
+    assert stream.governor.budgets([stream.seq], [9])[0] >= 6
+    assert not any("changed" in switch.reason for switch in stream.governor.close(stream.seq))
+
+
+def batch_costs(**drafters: DraftCost) -> CostModel:
+    """Passes of one second, however many rows."""
+    return CostModel.measured({0: {1: 1.0, 99: 1.0}}, {1: 0.0}, {1: 0.0}, 0.0, drafters)
+
+
+def test_a_lone_probe_in_a_batch_is_charged_as_such() -> None:
+    curves = DraftCurves(Curve.rising({1: 1.0, 8: 8.0}), Curve.rising({1: 0.125, 8: 1.0}))
+    costs = batch_costs(random=DraftCost(curves, curves, 8))
+    governor = GovernorController(costs, ["random"], alphas={"random": 0.0})
+    streams = [Stream(governor, sequence(i), ["random"], i) for i in range(8)]
+    seqs, spent_s = [stream.seq for stream in streams], 0.0
+    for _ in range(200):
+        ks = governor.budgets(seqs, rooms(seqs))
+        spent_s += sum(costs.draft_s("random", k, sum(map(bool, ks))) for k in ks)
+        for stream, k in zip(streams, ks, strict=True):
+            stream.take(USELESS, "random", k)
+    assert 0 < spent_s <= 8 * 0.5 + 0.01 * 200 + 1
+
+
+def test_a_drafter_is_paid_alone_where_the_others_use_another() -> None:
+    """Together with as many as itself it would pay, alone it does not."""
+    free = DraftCurves(Curve.rising({1: 0.0}), Curve.rising({1: 0.0}))
+    dear = DraftCurves(Curve.rising({1: 0.9}), Curve.rising({1: 0.1}))
+    costs = batch_costs(free=DraftCost(free, free, 2), dear=DraftCost(dear, dear, 2))
+    governor = GovernorController(costs, ["free", "dear"], most=1, alphas={"free": 0.5, "dear": 0.5})
+    first, second, third = (sequence(i) for i in range(3))
+    governor.open(first, ["free"])
+    governor.open(second, ["dear"])
+    governor.budgets([first, second], [9, 9])
+    assert "nothing else pays" in governor.close(second)[0].reason
+    governor.open(third, ["dear"])
+    governor.budgets([third], [9])
+    assert "nothing else pays" in governor.close(third)[0].reason
+
+
+def test_drawn_drafts_have_their_own_price() -> None:
+    quick, slow = (DraftCurves(curve, curve) for curve in (Curve.rising({1: 0.1}), Curve.rising({1: 2.0, 8: 16.0})))
+    governor = GovernorController(batch_costs(head=DraftCost(quick, slow, 1)), ["head"], alphas={"head": 0.8})
+    greedy, drawn = sequence(0), sequence(1)
+    drawn.params = SamplingParams(temperature=1.0, max_tokens=4000)
+    governor.budgets([greedy], [9])
+    governor.budgets([drawn], [9])
+    assert governor.close(greedy)[0].drafter == "head"
+    assert governor.close(drawn)[0].drafter == "none"
 
 
 def test_a_full_batch_drafts_less() -> None:
@@ -198,7 +260,7 @@ def test_a_full_batch_drafts_less() -> None:
     seqs = [stream.seq for stream in streams]
     together = []
     for _ in range(40):
-        ks = governor.budgets(seqs)
+        ks = governor.budgets(seqs, rooms(seqs))
         together.append(sum(ks) / len(ks))
         for stream, k in zip(streams, ks, strict=True):
             stream.take(text, governor.drafter(stream.seq), k)
@@ -214,8 +276,8 @@ def test_only_drafters_of_known_cost_are_governed() -> None:
 def test_a_card_is_a_first_guess() -> None:
     assert alpha_of(sum(0.7**i for i in range(6)), 5) == pytest.approx(0.7, abs=1e-6)
     hopeful, doubtful = (GovernorController(COSTS, ["head"], alphas={"head": alpha}) for alpha in (0.9, 0.05))
-    assert hopeful.budgets([sequence()])[0] >= 3
-    assert doubtful.budgets([sequence()]) == [1], "a probe"
+    assert hopeful.budgets([sequence()], [9])[0] >= 3
+    assert doubtful.budgets([sequence()], [9]) == [1], "a probe"
     assert "nothing else pays" in doubtful.close(sequence())[0].reason
 
 

@@ -52,6 +52,28 @@ def test_nan_inside_a_draft_ends_the_answer_where_plain_decoding_would_meet_it()
     assert ends == [([0, 1, 1], BAD_LOGITS)] * 3
 
 
+class Eager:
+    """A controller that asks for more than there is room for, and writes down what it is told."""
+
+    def __init__(self) -> None:
+        self.rooms: list[int] = []
+        self.seen: list[tuple[int, int, int]] = []
+
+    def budgets(self, seqs, rooms) -> list[int]:
+        self.rooms += rooms
+        return [9] * len(seqs)
+
+    def observe(self, seq, asked, drafted, accepted) -> None:
+        self.seen.append((asked, drafted, accepted))
+
+
+def test_a_controller_hears_what_was_really_asked_for_at_the_end_of_the_context() -> None:
+    target, controller = ones_then_nan(9), Eager()
+    target.context_length = 4
+    spec_step([sequence(target)], target, Always([1, 0, 1, 1]), controller, RecordingRng(), commit)
+    assert (controller.rooms, controller.seen) == ([2], [(2, 2, 1)])
+
+
 def test_nan_behind_a_stop_does_not_matter() -> None:
     target = ones_then_nan(2)
     seq = sequence(target, frozenset({1}))

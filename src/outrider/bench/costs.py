@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from outrider.bench.profile import Times, fill, judging_times, text_ids, time_passes
+from outrider.bench.profile import GREEDY, SAMPLED, Times, fill, judging_times, text_ids, time_passes
 from outrider.bench.timing import plain_rounds, timed
-from outrider.control.cost import SCHEMA, CostModel, Curve, DraftCost
+from outrider.control.cost import SCHEMA, CostModel, Curve, DraftCost, DraftCurves
 from outrider.control.cost_cache import find_costs, keep_costs
 from outrider.core.protocols import KVCache, Segment
 from outrider.core.types import SamplingParams, Sequence
@@ -61,20 +61,24 @@ class MeasuredCosts:
 
 
 def update_costs(llm: LLM, *, refresh: bool = False) -> MeasuredCosts:
-    """Measures what is missing or no longer holds of the costs of an idle `llm` and keeps them; `refresh`: all of it.
+    """Measures what is missing or no longer holds of the costs of an idle `llm` and keeps them; `refresh`: all of it,
+    but of the drafters only those of `llm`: of the others, what was kept and holds stays.
 
     Raises ConfigError where they cannot be kept.
     """
     assert llm.opened is not None, "costs are kept for models that were loaded by name"
     key, drafters = cost_key(llm.opened), {**llm.drafter_identities(), "prediction": "as it comes"}
     kept = find_costs(costs_folder(), key, drafters)
-    old = None if refresh else kept.costs
-    costs = measure_target(llm) if old is None else old
-    missing = [name for name, what in drafters.items() if name not in costs.drafters]
+    held = dict(kept.costs.drafters) if kept.costs is not None else {}
+    if refresh:
+        held = {name: cost for name, cost in held.items() if name not in drafters}
+    target = None if refresh else kept.costs
+    missing = [name for name in drafters if name not in held]
+    costs = replace(measure_target(llm) if target is None else target, drafters=held)
     for name in missing:
         found = replace(measure_drafter(llm, name), identity=drafters[name])
         costs = replace(costs, drafters={**costs.drafters, name: found})
-    fresh = (*(("the target",) if old is None else ()), *missing)
+    fresh = (*(("the target",) if target is None else ()), *missing)
     if fresh:
         keep_costs(costs_folder(), key, costs)
     stale = ("--refresh",) if refresh else kept.stale
@@ -106,14 +110,23 @@ def measure_target(llm: LLM) -> CostModel:
 
 
 def measure_drafter(llm: LLM, name: str) -> DraftCost:
-    """Drafting by K, for one sequence and for several, through the engine's own rounds, which end in the usual way."""
-    room = llm.engine.target.context_length
-    lengths = [k for k in LENGTHS if PROMPT // 2 + (k + 1) * (REPEAT + 2) < room] or [1]
-    alone = {k: _but_the_first(_drafting(llm, name, [k] * (REPEAT + 1), 1)) for k in lengths}
-    together = {k: _but_the_first(_drafting(llm, name, [k] * (REPEAT + 1), BATCH)) / BATCH for k in lengths}
-    after = _drafting(llm, name, [1, *[0] * IDLE, 1], 1)
-    catch_up_s = max(after[-1] - alone[min(lengths)], 0.0) / IDLE if len(after) == IDLE + 2 else 0.0
-    return DraftCost(Curve.rising(alone), Curve.rising(together), BATCH, catch_up_s)
+    """Drafting by K, at temperature 0 and drawn, for one sequence and for several, through the engine's own rounds,
+    which end in the usual way."""
+    context = llm.engine.target.context_length
+    lengths = [k for k in LENGTHS if PROMPT // 2 + (k + 1) * (REPEAT + 2) < context] or [1]
+    greedy, sampled = (_curves(llm, name, lengths, params) for params in (GREEDY, SAMPLED))
+    after = _drafting(llm, name, [1, *[0] * IDLE, 1], 1, GREEDY)
+    catch_up_s = max(after[-1] - greedy.alone(min(lengths)), 0.0) / IDLE if len(after) == IDLE + 2 else 0.0
+    return DraftCost(greedy, sampled, BATCH, catch_up_s)
+
+
+def _curves(llm: LLM, name: str, lengths: Seq[int], params: SamplingParams) -> DraftCurves:
+    """Seconds of drafting, by K, under these parameters."""
+    alone, together = (
+        {k: _but_the_first(_drafting(llm, name, [k] * (REPEAT + 1), batch, params)) / batch for k in lengths}
+        for batch in (1, BATCH)
+    )
+    return DraftCurves(Curve.rising(alone), Curve.rising(together))
 
 
 class _Script:
@@ -122,14 +135,15 @@ class _Script:
     def __init__(self, ks: Seq[int]) -> None:
         self._ks: Iterator[int] = iter(ks)
 
-    def budgets(self, seqs: Seq[Sequence]) -> list[int]:
-        return [next(self._ks, 0)] * len(seqs)
+    def budgets(self, seqs: Seq[Sequence], rooms: Seq[int]) -> list[int]:
+        k = next(self._ks, 0)
+        return [min(k, room) for room in rooms]
 
-    def observe(self, seq: Sequence, drafted: int, accepted: int) -> None:
+    def observe(self, seq: Sequence, asked: int, drafted: int, accepted: int) -> None:
         return
 
 
-def _drafting(llm: LLM, name: str, ks: Seq[int], batch: int) -> list[float]:
+def _drafting(llm: LLM, name: str, ks: Seq[int], batch: int, params: SamplingParams) -> list[float]:
     """Seconds of drafting in each round, for all sequences; at least one round."""
     seconds: list[float] = []
     with timed(llm) as watch:
@@ -138,7 +152,7 @@ def _drafting(llm: LLM, name: str, ks: Seq[int], batch: int) -> list[float]:
         room = outer.target.context_length
         ids = text_ids(llm, min(PROMPT, room // 2) + batch)
         tokens = min((max(ks) + 1) * len(ks) + 1, room - len(ids))
-        params = SamplingParams(max_tokens=tokens, ignore_eos=True)
+        params = replace(params, max_tokens=tokens, ignore_eos=True, seed=0)
         prediction = ids if getattr(outer.router.drafters[name], "reads_prediction", False) else None
         asked = [
             engine.add(Request(ids[i : len(ids) - batch + i], params, Speculation(name), prediction))

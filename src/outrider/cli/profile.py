@@ -193,7 +193,7 @@ def _cost_lines(kept: MeasuredCosts) -> Iterator[str]:
     for name, cost in costs.drafters.items():
         context = costs.passes[0][0]
         plain_s = costs.round_s(1, context, greedy=True)
-        shares = ", ".join(f"{int(k)}: {costs.draft_s(name, int(k)) / plain_s:.3f}" for k in cost.alone.at)
+        shares = ", ".join(f"{int(k)}: {costs.draft_s(name, int(k)) / plain_s:.3f}" for k in cost.greedy.alone.at)
         yield f"drafting with {name}, in plain rounds, by K: {shares}"
 
 

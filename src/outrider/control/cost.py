@@ -15,7 +15,11 @@ from itertools import pairwise
 from outrider.core.json_file import JsonObject
 from outrider.errors import ConfigError, ModelFileError
 
-SCHEMA = "outrider.costs/1"
+SCHEMA = "outrider.costs/2"
+MOST_DIGITS = 9
+"""Of a whole number in a file of costs."""
+MOST_SECONDS = 1e6
+"""What nothing in a file of costs may take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,35 +54,49 @@ class Curve:
 
     @classmethod
     def from_json(cls, values: JsonObject) -> Curve:
-        """Raises ModelFileError for anything but rising, finite, positive numbers."""
-        if not values.values or not all(key.isdecimal() and len(key) < 10 for key in values.values):
-            raise ModelFileError(f"{values.path}: a table of costs is empty, or has a key that is no whole number")
-        points = {int(key): values.number(key) for key in values.values}
+        """Raises ModelFileError for anything but seconds, none negative, that do not fall."""
+        points = {key: _seconds(values, str(key)) for key in _whole_keys(values)}
         made = cls.rising(points)
-        if min(made.values) < 0 or [points[int(x)] for x in made.at] != list(made.values):
-            raise ModelFileError(f"{values.path}: a table of costs has values that are negative, or that fall")
+        if [points[int(x)] for x in made.at] != list(made.values):
+            raise ModelFileError(f"{values.path}: a table of costs has values that fall")
         return made
 
 
 @dataclass(frozen=True, slots=True)
+class DraftCurves:
+    """Seconds of drafting for one sequence, by K: `alone`, and as its share of a batch."""
+
+    alone: Curve
+    shared: Curve
+
+    def to_json(self) -> dict[str, object]:
+        return {"alone_seconds": self.alone.to_json(), "shared_seconds": self.shared.to_json()}
+
+    @classmethod
+    def from_json(cls, values: JsonObject) -> DraftCurves:
+        return cls(*(Curve.from_json(values.child(f"{name}_seconds")) for name in ("alone", "shared")))
+
+
+@dataclass(frozen=True, slots=True)
 class DraftCost:
-    """Seconds of drafting for one sequence of a batch, by K: alone, and as its share of a batch of `batch`.
+    """What a drafter costs: at temperature 0 (`greedy`) and above (`sampled`), the shares those of `batch` sequences.
 
     `catch_up_s` is what each token adds that was committed while this drafter did not draft. `identity` says what was
     measured.
     """
 
-    alone: Curve
-    shared: Curve
+    greedy: DraftCurves
+    sampled: DraftCurves
     batch: int
     catch_up_s: float = 0.0
     identity: str = ""
 
-    def share_s(self, k: int, batch: int) -> float:
+    def share_s(self, k: int, batch: int, *, greedy: bool) -> float:
         """Of one sequence among `batch` that are drafted together; 0 for no draft."""
         if k == 0:
             return 0.0
-        alone, shared = self.alone(k), self.shared(k)
+        curves = self.greedy if greedy else self.sampled
+        alone, shared = curves.alone(k), curves.shared(k)
         if self.batch == 1 or batch == 1:
             return alone
         whole = alone + (shared * self.batch - alone) * (batch - 1) / (self.batch - 1)
@@ -87,19 +105,18 @@ class DraftCost:
     def to_json(self) -> dict[str, object]:
         return {
             "identity": self.identity,
-            "alone_seconds": self.alone.to_json(),
-            "shared_seconds": self.shared.to_json(),
+            "greedy": self.greedy.to_json(),
+            "sampled": self.sampled.to_json(),
             "batch": self.batch,
             "catch_up_seconds": self.catch_up_s,
         }
 
     @classmethod
     def from_json(cls, values: JsonObject) -> DraftCost:
-        batch, catch_up_s = values.whole("batch"), values.number("catch_up_seconds")
-        if batch < 1 or catch_up_s < 0:
-            raise ModelFileError(f"{values.path}: the cost of a draft is negative, or that of no sequence")
-        alone, shared = (Curve.from_json(values.child(f"{name}_seconds")) for name in ("alone", "shared"))
-        return cls(alone, shared, batch, catch_up_s, values.text("identity"))
+        if not 1 <= (batch := values.whole("batch")) < 10**MOST_DIGITS:
+            raise ModelFileError(f"{values.path}: 'batch' is no number of sequences that are drafted together")
+        greedy, sampled = (DraftCurves.from_json(values.child(name)) for name in ("greedy", "sampled"))
+        return cls(greedy, sampled, batch, _seconds(values, "catch_up_seconds"), values.text("identity"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,9 +166,9 @@ class CostModel:
         judged = self.greedy if greedy else self.sampled
         return self.pass_s(rows, context) + judged(rows) + self.overhead_s
 
-    def draft_s(self, drafter: str, k: int, batch: int = 1) -> float:
-        """One sequence's share of drafting K tokens for `batch` sequences."""
-        return self._draft(drafter).share_s(k, batch)
+    def draft_s(self, drafter: str, k: int, batch: int = 1, *, greedy: bool = True) -> float:
+        """One sequence's share of drafting K tokens for `batch` sequences; `greedy`: at temperature 0."""
+        return self._draft(drafter).share_s(k, batch, greedy=greedy)
 
     def catch_up_s(self, drafter: str, tokens: int) -> float:
         """What a drafter needs on top when `tokens` tokens were committed since it drafted last."""
@@ -184,21 +201,29 @@ class CostModel:
     def from_json(cls, values: JsonObject) -> CostModel:
         """Raises ModelFileError, one line, for what is missing or no cost."""
         target, drafters = values.child("target_seconds"), values.child("drafters")
-        if not target.values or not all(key.isdecimal() for key in target.values):
-            raise ModelFileError(f"{values.path}: target_seconds names no context, or one that is no number of tokens")
-        contexts = sorted(int(key) for key in target.values)
+        passes = [(context, Curve.from_json(target.child(str(context)))) for context in sorted(_whole_keys(target))]
+        if not all(curve.values[0] > 0 for _, curve in passes):
+            raise ModelFileError(f"{values.path}: target_seconds has a pass that takes no time")
         return cls(
-            tuple((context, Curve.from_json(target.child(str(context)))) for context in contexts),
+            tuple(passes),
             Curve.from_json(values.child("greedy_seconds")),
             Curve.from_json(values.child("sampled_seconds")),
-            _not_negative(values, "overhead_seconds"),
+            _seconds(values, "overhead_seconds"),
             {name: DraftCost.from_json(drafters.child(name)) for name in drafters.values},
         )
 
 
-def _not_negative(values: JsonObject, key: str) -> float:
-    if (number := values.number(key)) < 0:
-        raise ModelFileError(f"{values.path}: {key!r} is {number}, expected a number >= 0")
+def _whole_keys(values: JsonObject) -> list[int]:
+    """The keys of a table, at least one, as whole numbers. Raises ModelFileError for any that is not written as one."""
+    keys = list(values.values)
+    if not keys or not all(key.isdecimal() and len(key) <= MOST_DIGITS and str(int(key)) == key for key in keys):
+        raise ModelFileError(f"{values.path}: a table of costs is empty, or has a key that is no whole number")
+    return [int(key) for key in keys]
+
+
+def _seconds(values: JsonObject, key: str) -> float:
+    if not 0 <= (number := values.number(key)) < MOST_SECONDS:
+        raise ModelFileError(f"{values.path}: {key!r} is {number}, expected seconds, from 0 to {MOST_SECONDS:g}")
     return number
 
 
@@ -207,5 +232,6 @@ def one_context(passes: Mapping[int, float], drafters: Mapping[str, Seq[float]],
     costs = {}
     for name, seconds in drafters.items():
         curve = Curve.rising(dict(enumerate(seconds, 1)))
-        costs[name] = DraftCost(curve, curve, 1, identity="given")
+        curves = DraftCurves(curve, curve)
+        costs[name] = DraftCost(curves, curves, 1, identity="given")
     return CostModel.measured({context: passes}, {1: 0.0}, {1: 0.0}, 0.0, costs)

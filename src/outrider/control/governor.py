@@ -8,7 +8,7 @@ never on the draft that they allow, and on no clock: the same costs and outcomes
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
@@ -38,13 +38,12 @@ LOG_LENGTH = 64
 
 @dataclass(slots=True)
 class Option:
-    """A way to run a sequence's next round; what is expected of it: tokens, rows of the pass, seconds of drafting."""
+    """A way to run a sequence's next round; what is expected of it: tokens, and rows of the pass."""
 
     drafter: str
     k: int
     tokens: float = 1.0
     rows: float = 1.0
-    draft_s: float = 0.0
 
     def same(self, other: Option) -> bool:
         return (self.drafter, self.k) == (other.drafter, other.k)
@@ -55,28 +54,34 @@ class Option:
 
 @dataclass(frozen=True, slots=True)
 class _Others:
-    """What the rest of the batch is expected to do in the coming round, however this sequence is run."""
+    """What the rest of the batch is expected to do in the coming round, however this sequence is run.
 
-    tokens: float
-    rows: float
-    draft_s: float
-    size: int
+    `drafts` are those that it makes: drafter, K, and whether at temperature 0.
+    """
+
+    tokens: float = 0.0
+    rows: float = 0.0
+    drafts: tuple[tuple[str, int, bool], ...] = ()
 
 
 @dataclass(slots=True)
 class _State:
-    """One sequence. `chosen` is its standing option, `now` that of the coming round: a probe, or the standing one.
+    """One sequence, at temperature 0 (`greedy`) or above. `chosen` is its standing option, `now` that of the coming
+    round: a probe, or the standing one.
 
-    `others` are the rest of the batch in that round, and `usual_s` the seconds a token of all of them under the
-    standing option. `purse_s` is what may be spent on probes; `idle` counts the tokens since each drafter drafted,
-    `waited` the rounds since then, `quiet` those since the options were weighed.
+    `room` are the draft tokens that the round may have; `others` are the rest of the batch in that round, and `usual_s`
+    the seconds a token of all of them under the standing option. `purse_s` is what may be spent on probes; `idle`
+    counts the tokens since each drafter drafted, `waited` the rounds since then, `quiet` those since the options were
+    weighed.
     """
 
     acceptance: dict[str, Acceptance]
+    greedy: bool
     purse_s: float
+    room: int = 0
     chosen: Option = field(default_factory=lambda: Option(PLAIN, 0))
     now: Option = field(default_factory=lambda: Option(PLAIN, 0))
-    others: _Others = _Others(0.0, 0.0, 0.0, 1)
+    others: _Others = _Others()
     usual_s: float = 0.0
     news: bool = True
     quiet: int = 0
@@ -110,12 +115,13 @@ class GovernorController:
         self.shared = {name: SharedAcceptance(most, guesses.get(name, UNKNOWN)) for name in self.drafters}
         self._states: dict[int, _State] = {}
         self._rounds_s: dict[tuple[int, bool], list[float]] = {}
-        self._draft_s: dict[tuple[str, int], list[float]] = {}
+        self._draft_s: dict[tuple[str, int, bool], list[float]] = {}
 
     def open(self, seq: Sequence, drafters: Seq[str]) -> None:
         usable = [name for name in drafters if name in self.shared]
-        plain_s = self._round_s(1, seq.prompt_len, seq.params.greedy)
-        state = _State({name: Acceptance(self.shared[name]) for name in usable}, PROBE_START * plain_s)
+        greedy = seq.params.greedy
+        purse_s = PROBE_START * self._round_s(1, seq.prompt_len, greedy)
+        state = _State({name: Acceptance(self.shared[name]) for name in usable}, greedy, purse_s)
         state.length = len(seq.tokens)
         self._states[seq.id] = state
 
@@ -126,36 +132,38 @@ class GovernorController:
     def drafter(self, seq: Sequence) -> str:
         return self._states[seq.id].now.drafter
 
-    def budgets(self, seqs: Seq[Sequence]) -> list[int]:
+    def budgets(self, seqs: Seq[Sequence], rooms: Seq[int]) -> list[int]:
         states = [self._state(seq) for seq in seqs]
+        for seq, state, room in zip(seqs, states, rooms, strict=True):
+            state.room = min(room, self.most if seq.k is None else min(self.most, seq.k))
         for seq, state in zip(seqs, states, strict=True):
             state.quiet += 1
             if len(seqs) > 1 or state.news or state.quiet >= LOOK_AGAIN:
-                self._weigh(seq, state, self._others(state, states))
+                self._weigh(seq, state, self._others(state, states), len(seqs))
         probe: Option | None = None  # one a round is enough for a batch
         for seq, state in zip(seqs, states, strict=True):
             state.others = self._others(state, states)
-            state.usual_s = 1 / self._rate(seq, state.chosen, state.others)
+            state.usual_s = 1 / self._rate(seq, state, state.chosen, state.others)
             own = self._probe(seq, state) if probe is None else None
             probe, state.now = probe or own, own or state.chosen
-        return [state.now.k for state in states]
+        return [min(state.now.k, state.room) for state in states]
 
-    def observe(self, seq: Sequence, drafted: int, accepted: int) -> None:
+    def observe(self, seq: Sequence, asked: int, drafted: int, accepted: int) -> None:
         state = self._states[seq.id]
         if seq.finished:  # a stop may have cut what was accepted
             return
         option, emitted = state.now, len(seq.tokens) - state.length
         state.length = len(seq.tokens)
-        plain_s = self._round_s(1, state.length, seq.params.greedy)
+        plain_s = self._round_s(1, state.length, state.greedy)
         state.purse_s += PROBE_SHARE * state.usual_s * emitted
         for name in state.acceptance:
             state.idle[name] = state.idle.get(name, 0) + emitted
             state.waited[name] = state.waited.get(name, 0) + 1
-        if option.k:
+        if asked:
             probing = not option.same(state.chosen)
             if probing:
-                state.purse_s -= self._lost_s(seq, state, drafted, emitted)
-            changed = state.acceptance[option.drafter].add(option.k, drafted, accepted)
+                state.purse_s -= self._lost_s(state, drafted, emitted)
+            changed = state.acceptance[option.drafter].add(asked, drafted, accepted)
             state.why = "the text has changed" if changed else "a probe was kept" if probing and accepted else ""
             state.idle[option.drafter] = state.waited[option.drafter] = 0
             state.news = True
@@ -181,66 +189,65 @@ class GovernorController:
         return table[low] + (rows - low) * (table[low + 1] - table[low])
 
     def _others(self, state: _State, states: Seq[_State]) -> _Others:
-        rest = [other.chosen for other in states if other is not state]
+        rest = [other for other in states if other is not state]
         return _Others(
-            sum(option.tokens for option in rest),
-            sum(option.rows for option in rest),
-            sum(option.draft_s for option in rest),
-            len(states),
+            sum(other.chosen.tokens for other in rest),
+            sum(other.chosen.rows for other in rest),
+            tuple((other.chosen.drafter, other.chosen.k, other.greedy) for other in rest if other.chosen.k),
         )
 
-    def _option(self, state: _State, drafter: str, k: int, batch: int) -> Option:
+    def _option(self, state: _State, drafter: str, k: int) -> Option:
         if k == 0:
             return Option(PLAIN, 0)
         kept, drafted = state.acceptance[drafter].gains()
-        return Option(drafter, k, 1 + kept[k], 1 + drafted[k], self._drafts_s(drafter, batch)[k])
+        return Option(drafter, k, 1 + kept[k], 1 + drafted[k])
 
-    def _drafts_s(self, drafter: str, batch: int) -> list[float]:
+    def _drafts_s(self, drafter: str, batch: int, greedy: bool) -> list[float]:
         """Entry K: the cost model's draft."""
-        if (drafter, batch) not in self._draft_s:
-            costs = [self.costs.draft_s(drafter, k, batch) for k in range(self.most + 1)]
-            self._draft_s[drafter, batch] = costs
-        return self._draft_s[drafter, batch]
+        key = drafter, batch, greedy
+        if key not in self._draft_s:
+            self._draft_s[key] = [self.costs.draft_s(drafter, k, batch, greedy=greedy) for k in range(self.most + 1)]
+        return self._draft_s[key]
 
-    def _rate(self, seq: Sequence, option: Option, others: _Others) -> float:
+    def _drafting_s(self, state: _State, drafter: str, k: int, others: _Others) -> float:
+        """What all drafts of a round cost when this sequence drafts so: those of one drafter are made together."""
+        drafts = [*others.drafts, (drafter, k, state.greedy)] if k else others.drafts
+        together = Counter(name for name, _, _ in drafts)
+        return sum(self._drafts_s(name, together[name], greedy)[length] for name, length, greedy in drafts)
+
+    def _rate(self, seq: Sequence, state: _State, option: Option, others: _Others) -> float:
         """Tokens a second of the whole batch when this sequence is run so."""
-        round_s = self._round_s(option.rows + others.rows, len(seq.tokens), seq.params.greedy)
-        return (option.tokens + others.tokens) / (round_s + option.draft_s + others.draft_s)
+        round_s = self._round_s(option.rows + others.rows, len(seq.tokens), state.greedy)
+        return (option.tokens + others.tokens) / (round_s + self._drafting_s(state, option.drafter, option.k, others))
 
-    def _best(self, seq: Sequence, state: _State, drafter: str, room: int, others: _Others) -> Option:
+    def _best(self, seq: Sequence, state: _State, drafter: str, others: _Others) -> Option:
         """The best K of a drafter, from 1."""
         kept, drafted = state.acceptance[drafter].gains()
-        drafts_s = self._drafts_s(drafter, others.size)
-        context, greedy = len(seq.tokens), seq.params.greedy
-        tokens, rows, spent_s = 1 + others.tokens, 1 + others.rows, others.draft_s
+        together = 1 + sum(name == drafter for name, _, _ in others.drafts)
+        drafts_s = self._drafts_s(drafter, together, state.greedy)
+        spent_s = self._drafting_s(state, drafter, 1, others) - drafts_s[1]
+        context, tokens, rows = len(seq.tokens), 1 + others.tokens, 1 + others.rows
         rates = [
-            (tokens + kept[k]) / (spent_s + drafts_s[k] + self._round_s(rows + drafted[k], context, greedy))
-            for k in range(1, room + 1)
+            (tokens + kept[k]) / (spent_s + drafts_s[k] + self._round_s(rows + drafted[k], context, state.greedy))
+            for k in range(1, state.room + 1)
         ]
-        return self._option(state, drafter, 1 + rates.index(max(rates)), others.size)
+        return self._option(state, drafter, 1 + rates.index(max(rates)))
 
-    def _room(self, seq: Sequence) -> int:
-        """Draft tokens that the request and the length of its answer allow."""
-        most = self.most if seq.k is None else min(self.most, seq.k)
-        if seq.params.max_tokens is not None:
-            most = min(most, seq.params.max_tokens - seq.output_len - 1)
-        return max(most, 0)
-
-    def _weigh(self, seq: Sequence, state: _State, others: _Others) -> None:
+    def _weigh(self, seq: Sequence, state: _State, others: _Others, batch: int) -> None:
         """Makes the best option the standing one, where it is better by the margin."""
-        room, batch = self._room(seq), others.size
-        plain = self._option(state, PLAIN, 0, batch)
-        stay = self._option(state, state.chosen.drafter, min(state.chosen.k, room), batch)
-        best, best_rate = stay, self._rate(seq, stay, others)
+        room = state.room
+        plain = self._option(state, PLAIN, 0)
+        stay = self._option(state, state.chosen.drafter, min(state.chosen.k, room))
+        best, best_rate = stay, self._rate(seq, state, stay, others)
         stay_rate = best_rate
-        drafts = [self._best(seq, state, drafter, room, others) for drafter in state.acceptance] if room else []
+        drafts = [self._best(seq, state, drafter, others) for drafter in state.acceptance] if room else []
         for option in [plain, *drafts]:
-            rate = self._rate(seq, option, others)
+            rate = self._rate(seq, state, option, others)
             margin = (MARGIN_K if option.drafter == stay.drafter else MARGIN) / batch  # the rate is the whole batch's
             if rate > max(best_rate, stay_rate * (1 + margin)):
                 best, best_rate = option, rate
         if not best.same(state.chosen) or not state.log:
-            plain_rate = self._rate(seq, plain, others)
+            plain_rate = self._rate(seq, state, plain, others)
             reason = self._reason(state, best, best_rate / plain_rate, stay, stay_rate / plain_rate)
             if min(state.chosen.k, room) == state.chosen.k:  # the end of the answer is no decision
                 state.log.append(Switch(seq.output_len, best.drafter, best.k, reason))
@@ -260,21 +267,21 @@ class GovernorController:
 
     def _probe(self, seq: Sequence, state: _State) -> Option | None:
         """One token of a drafter that is off, when the purse allows what that is expected to lose."""
-        if state.purse_s <= 0.0 or not self._room(seq):
+        if state.purse_s <= 0.0 or not state.room:
             return None
         off = [name for name in state.acceptance if name != state.chosen.drafter]
         if not off:
             return None
         longest = max(off, key=lambda name: state.waited.get(name, 0))
-        option = self._option(state, longest, 1, state.others.size)
+        option = self._option(state, longest, 1)
         tokens = option.tokens + state.others.tokens
-        lost_s = tokens / self._rate(seq, option, state.others) - tokens * state.usual_s
+        lost_s = tokens / self._rate(seq, state, option, state.others) - tokens * state.usual_s
         return option if lost_s <= state.purse_s else None
 
-    def _lost_s(self, seq: Sequence, state: _State, drafted: int, emitted: int) -> float:
+    def _lost_s(self, state: _State, drafted: int, emitted: int) -> float:
         """What a probe took longer than the standing option would have for the same tokens."""
         option, others = state.now, state.others
-        took_s = self._round_s(1 + drafted + others.rows, state.length, seq.params.greedy)
-        took_s += option.draft_s + others.draft_s
+        took_s = self._round_s(1 + drafted + others.rows, state.length, state.greedy)
+        took_s += self._drafting_s(state, option.drafter, option.k, others)
         took_s += self.costs.catch_up_s(option.drafter, state.idle.get(option.drafter, 0))
         return took_s - (emitted + others.tokens) * state.usual_s

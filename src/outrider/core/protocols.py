@@ -246,18 +246,20 @@ class Verifier(Protocol):
 class Controller(Protocol):
     """Decides how many tokens to draft. It sees the past and the load, never this round's p."""
 
-    def budgets(self, seqs: Seq[Sequence]) -> list[int]:
-        """Draft nodes allowed for each sequence in the coming round (0: a plain step). A sequence's own `k` wins."""
+    def budgets(self, seqs: Seq[Sequence], rooms: Seq[int]) -> list[int]:
+        """Draft nodes allowed for each sequence in the coming round (0: a plain step): at most rooms[b], which is what
+        its answer and the context leave, and its own `k`."""
         ...
 
-    def observe(self, seq: Sequence, drafted: int, accepted: int) -> None:
-        """What became of a round's draft; `accepted` are the draft tokens that became final."""
+    def observe(self, seq: Sequence, asked: int, drafted: int, accepted: int) -> None:
+        """What became of a round: of the `asked` nodes that were allowed, `drafted` reached the target, and the first
+        `accepted` became final."""
         ...
 
 
 @runtime_checkable
 class Governor(Controller, Protocol):
-    """A controller that also says who drafts. A sequence's own `k` is the most that it allows."""
+    """A controller that also says who drafts."""
 
     def open(self, seq: Sequence, drafters: Seq[str]) -> None:
         """A sequence is queued; one of these may draft in each of its rounds."""
@@ -269,6 +271,10 @@ class Governor(Controller, Protocol):
 
     def close(self, seq: Sequence) -> list[Switch]:
         """A sequence ends; what was decided for it, in order. Nothing of it may be left."""
+        ...
+
+    def check_integrity(self) -> None:
+        """Asserts that no closed sequence has left anything here."""
         ...
 
 

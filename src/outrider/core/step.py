@@ -66,7 +66,8 @@ def spec_step(
     A sequence whose logits are unusable gets an error as its finish_reason and commits nothing; the others go on. Where
     they become unusable inside a draft, the tokens before that place are committed: one of them may end the answer.
     """
-    budgets = [min(k, room(seq, target)) for seq, k in zip(seqs, controller.budgets(seqs), strict=True)]
+    rooms = [room(seq, target) for seq in seqs]
+    budgets = [min(pair) for pair in zip(controller.budgets(seqs, rooms), rooms, strict=True)]
     proposed = drafter.propose(seqs, budgets, rng)
     checked = [_checked(seq, d, k, target) for seq, d, k in zip(seqs, proposed.seqs, budgets, strict=True)]
     draft = Draft([d for d, _ in checked])
@@ -93,7 +94,7 @@ def spec_step(
             seq.cache.keep(kept[:emitted])
             features = None if out.features_MF is None else out.features_MF[start:stop][kept[:emitted]]
             drafter.commit(seq, Committed(seq.tokens[-emitted:], accepted, features))
-            controller.observe(seq, d.size, accepted)
+            controller.observe(seq, budgets[b], d.size, accepted)
             seq.stats.record(depths(d.parents), accepted, emitted - accepted, verdict.n_accept + 1 - emitted)
         seq.stats.draft_passes += d.passes
         rounds.append(SeqRound(seq, position, d, checked[b][1], p_rows, verdict, accepted, emitted))
