@@ -214,6 +214,7 @@ def test_nan_logits_fail_their_own_request_only():
         ([1], {"speculation": Speculation(method="ngrm")}, "choose one of"),
         ([1], {"speculation": Speculation(rule="blok")}, "did you mean 'block'"),
         ([1], {"speculation": Speculation(k=-1)}, "K = -1"),
+        ([1], {"speculation": Speculation(k=500)}, "K = 500 is not allowed: give an integer from 0 to 64"),
         ("text", {}, "needs a tokenizer"),
     ],
 )
@@ -306,12 +307,12 @@ def test_ids_that_cannot_occur_are_refused_and_harm_no_neighbour():
     assert len(llm.generate([1], SamplingParams(max_tokens=3))[0].token_ids) == 3
 
 
-def test_a_request_may_ask_for_more_than_the_engines_k():
+@pytest.mark.parametrize(("own", "length"), [(None, 6.0), (2, 3.0), (8, 6.0)])
+def test_a_request_may_ask_for_fewer_than_the_engines_k(own, length):
     model = random_table(V, seed=1)
-    llm = LLM.from_parts(model, {"draft_model": DraftModelDrafter(model=model)}, k=0)
-    [result] = llm.generate([1], SamplingParams(max_tokens=18), speculation=Speculation(k=8))
-    assert result.stats.acceptance_length == 9.0
-    assert llm.generate([1], SamplingParams(max_tokens=18))[0].stats.drafted == 0
+    llm = LLM.from_parts(model, {"draft_model": DraftModelDrafter(model=model)}, k=5)
+    [result] = llm.generate([1], SamplingParams(max_tokens=18), speculation=Speculation(k=own))
+    assert result.stats.acceptance_length == length
 
 
 def test_a_prediction_is_drafted_from_or_refused():

@@ -14,9 +14,11 @@ from outrider.cli.main import main
 from outrider.control.cost import one_context
 from outrider.control.governor import GovernorController
 from outrider.core.draft import SeqDraft
+from outrider.core.types import Sequence
 from outrider.engine.report import completion_json
+from outrider.errors import ConfigError
 from tests.e2e.test_batch import Scripted
-from tests.tiny import random_table
+from tests.tiny import byte_tokenizer, cycle_model, random_table
 from tests.tiny_folder import write_tiny_model
 
 V = 11
@@ -67,7 +69,6 @@ def test_it_finds_the_drafter_that_is_right() -> None:
     assert json.dumps(told)
     assert not any(drafter.open_ids for drafter in drafters.values())
     llm.engine.check_integrity()
-    llm.engine.governor.check_integrity()
 
 
 def test_a_useless_drafter_is_left_in_peace() -> None:
@@ -132,6 +133,43 @@ def test_a_prediction_is_one_of_them() -> None:
     assert result.completions[0].switches[-1].drafter == "prediction"
 
 
+def test_a_drafter_of_trees_is_passed_over_where_the_target_takes_chains() -> None:
+    target, tree = random_table(V, seed=1), Scripted("raises", broken)
+    target.trees, tree.trees = False, True
+    controller = GovernorController(COSTS, ["right", "raises"])
+    right = Scripted("right", lambda seq, k: SeqDraft.chain([1] * k))
+    llm = LLM.from_parts(target, {"right": right, "raises": tree}, controller=controller, rule="greedy")
+    [result] = llm.generate([2], PARAMS)
+    assert result.stats.dropped == {}
+    assert {switch.drafter for switch in result.completions[0].switches} <= {"right", "none"}
+    with pytest.raises(ConfigError, match="'raises' makes trees and model 'table' takes chains only"):
+        llm.generate([2], PARAMS, speculation=Speculation("raises"))
+
+
+def test_an_engine_sees_what_its_governor_keeps_of_the_dead() -> None:
+    llm, _ = governed(["wrong"])
+    llm.generate([2], PARAMS)
+    llm.engine.check_integrity()
+    llm.engine.controller.open(Sequence(99, [1], PARAMS, seed=0), ["wrong"])
+    with pytest.raises(AssertionError, match="never closed"):
+        llm.engine.check_integrity()
+
+
+def test_drafts_are_measured_greedy_and_drawn() -> None:
+    seen = set()
+
+    def spy(seq, k):
+        seen.add((seq.params.greedy, len(seq.tokens) > 0 and k > 0))
+        return SeqDraft.chain([1] * k)
+
+    llm = LLM.from_parts(cycle_model("abcd"), {"spy": Scripted("spy", spy)}, tokenizer=byte_tokenizer())
+    costs.measure_drafter(llm, "spy")
+    assert {(True, True), (False, True)} <= seen
+    assert llm.controller_name == "fixed"
+    with pytest.raises(ConfigError, match="from_parts"):
+        llm.drafter_identities()
+
+
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     return write_tiny_model(tmp_path_factory.mktemp("models") / "target", layers=2, context=256)
@@ -141,6 +179,8 @@ def model(tmp_path_factory):
 def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr("outrider.bench.profile.read_bandwidth", lambda: Bandwidth(20.0, "made up", 2))
+    for name, fewer in (("ROWS", (1, 2)), ("LENGTHS", (1, 2)), ("REPEAT", 1)):
+        monkeypatch.setattr(costs, name, fewer)
     return tmp_path / "cache" / "costs"
 
 
@@ -157,6 +197,7 @@ def test_from_profile_to_answer(model, cache, capsys) -> None:
     err = capsys.readouterr().err
     assert "controller 'governor' needs measured costs: nothing has been measured" in err
     assert "outrider profile" in err
+    assert "--draft-dtype" in err
     assert "-d suffix,ngram" in err
     told, _ = profile(capsys, model, "-d", "suffix")
     assert told["measured"] == ["the target", "suffix", "prediction"]
@@ -191,7 +232,11 @@ def test_what_is_stale_is_measured_again_and_said(model, cache, capsys) -> None:
     assert "is no file of costs" in damaged["stale"][0]
     assert "Traceback" not in err
     fresh, _ = profile(capsys, model, "--refresh")
-    assert (fresh["measured"][0], fresh["stale"]) == ("the target", ["--refresh"])
+    assert (fresh["measured"], fresh["stale"]) == (["the target", "suffix", "prediction"], ["--refresh"])
+    profile(capsys, model, "-d", "ngram")
+    fresh, _ = profile(capsys, model, "-d", "suffix", "--refresh")
+    assert fresh["measured"] == ["the target", "suffix", "prediction"]
+    assert sorted(fresh["drafters"]) == ["ngram", "prediction", "suffix"], "what was not named stays"
 
 
 def test_bad_names_are_one_line(capsys) -> None:

@@ -72,6 +72,7 @@ def main(arguments: Seq[str] | None = None) -> None:
             draft_model=options.draft_model,
             threads=options.threads,
             controller=controller,
+            k=max(LENGTHS),
         )
         for controller in ("fixed", "governor")
     )

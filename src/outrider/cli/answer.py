@@ -215,7 +215,7 @@ def preamble(llm: LLM, seed: int | None) -> dict[str, object]:
         "draft_model": llm.draft_name,
         "drafter": llm.engine.method,
         "k": llm.k,
-        "controller": llm.controller,
+        "controller": llm.controller_name,
         "rule": llm.engine.rule,
         "seed": seed,
         "plan": plan_json(llm.plan),

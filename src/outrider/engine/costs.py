@@ -73,9 +73,10 @@ def build_governor(
     are missing or no longer hold."""
     kept = find_costs(costs_folder(), cost_key(target), identities)
     if kept.costs is None or kept.stale:
+        names = ",".join(identities) or "none"
         raise ConfigError(
             f"controller 'governor' needs measured costs: {kept.stale[0]}; measure them with outrider profile "
-            f"(the same target, --dtype, --threads and --draft-model, and -d {','.join(identities) or 'none'})"
+            f"(the same target, --dtype, --threads, --draft-model and --draft-dtype, and -d {names})"
         )
     alphas = {}
     for name, head in heads.items():

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from outrider.control.fixed import check_k
 from outrider.core.protocols import Controller, Drafter, Governor, LanguageModel, Verifier
 from outrider.core.registry import VERIFIERS, verifier_class
 from outrider.core.rng import CounterRng, RecordingRng
@@ -59,9 +60,8 @@ class Engine:
         on_trace: Callable[[StepTrace], None] | None = None,
     ) -> None:
         self.target = target
-        self.governor = controller if isinstance(controller, Governor) else None
-        self.router = DrafterRouter(drafters, self.governor.drafter if self.governor else None)
         self.controller = controller
+        self.router = DrafterRouter(drafters, self._governor.drafter if self._governor else None)
         self.method = method
         self.rule = rule
         self.tokenizer = tokenizer
@@ -90,8 +90,8 @@ class Engine:
             self._transcripts[seq.id] = (job, transcript)
             names = self._may_draft(request, method, seq.rule)
             self.router.assign(seq, *names)
-            if self.governor is not None:
-                self.governor.open(seq, names)
+            if self._governor is not None:
+                self._governor.open(seq, names)
             self.scheduler.add(seq)
         self._jobs[job.id] = job
         return job.id
@@ -136,6 +136,13 @@ class Engine:
             assert not self._jobs, f"requests {sorted(self._jobs)} are left in an idle engine"
             assert not self._transcripts
             self.router.check_integrity()
+            if self._governor is not None:
+                self._governor.check_integrity()
+
+    @property
+    def _governor(self) -> Governor | None:
+        """The controller, where it also says who drafts."""
+        return self.controller if isinstance(self.controller, Governor) else None
 
     def _check(self, request: Request, method: str) -> None:
         prompt, limit, vocab = request.prompt_ids, self.target.context_length, self.target.vocab_size
@@ -159,9 +166,8 @@ class Engine:
             known = ", ".join(self.router.drafters)
             raise ConfigError(f"drafter {method!r} is not loaded in this engine: choose one of {known}")
         require_judgeable(method, self.router.drafters[method], self._rule(request), self.target)
-        k = request.speculation.k
-        if k is not None and (not isinstance(k, int) or k < 0):
-            raise ConfigError(f"K = {k!r} is not allowed: give an integer >= 0 (0 switches speculation off)")
+        if request.speculation.k is not None:
+            check_k(request.speculation.k)
         if request.prediction is not None and not getattr(self.router.drafters[method], "reads_prediction", False):
             raise RequestError(f"drafter {method!r} does not read a prediction: name none, or 'prediction'")
         if (params.stop or params.json_schema is not None) and self.tokenizer is None:
@@ -169,11 +175,11 @@ class Engine:
 
     def _may_draft(self, request: Request, method: str, rule: Verifier) -> list[str]:
         """The request's drafter, and behind it those that a governor may switch to."""
-        if self.governor is None or request.speculation.method is not None:
+        if self._governor is None or request.speculation.method is not None:
             return [method]
-        drafters = self.router.drafters
-        others = [name for name in drafters if name not in (method, "none") and judges(rule, drafters[name])]
-        return [method, *(name for name in others if name != "prediction" or request.prediction is not None)]
+        passed_over = {method, "none"} | (set() if request.prediction is not None else {"prediction"})
+        others = {name: drafter for name, drafter in self.router.drafters.items() if name not in passed_over}
+        return [method, *(n for n, other in others.items() if not unjudgeable(n, other, rule, self.target))]
 
     def _sequences(self, request: Request) -> list[Sequence]:
         params = request.params
@@ -232,8 +238,8 @@ class Engine:
     def _close(self, seq: Sequence) -> None:
         job, _ = self._transcripts[seq.id]
         job.methods[seq.id] = self.router.method(seq)
-        if self.governor is not None:
-            job.switches[seq.id] = self.governor.close(seq)
+        if self._governor is not None:
+            job.switches[seq.id] = self._governor.close(seq)
         self.router.close(seq)
         seq.cache.free()
         self.stats.add(seq.stats)
@@ -250,17 +256,19 @@ class Engine:
 
 def require_judgeable(name: str, drafter: Drafter, rule: Verifier, target: LanguageModel) -> None:
     """Raises ConfigError when the drafter can make no draft that the rule judges and the target takes."""
+    if (reason := unjudgeable(name, drafter, rule, target)) is not None:
+        raise ConfigError(reason)
+
+
+def unjudgeable(name: str, drafter: Drafter, rule: Verifier, target: LanguageModel) -> str | None:
+    """Why the drafter can make no draft that the rule judges and the target takes, and what to do; None if it can."""
     if not drafter.laws & rule.laws:
         made, judged = (", ".join(sorted(law.value for law in laws)) for laws in (drafter.laws, rule.laws))
-        raise ConfigError(f"drafter {name!r} makes {made} drafts and rule {rule.name!r} judges {judged}: change one")
+        return f"drafter {name!r} makes {made} drafts and rule {rule.name!r} judges {judged}: change one"
     if drafter.trees and not (rule.trees and target.trees):
         who = f"model {target.name!r}" if rule.trees else f"rule {rule.name!r}"
-        raise ConfigError(f"drafter {name!r} makes trees and {who} takes chains only: choose another drafter or rule")
-
-
-def judges(rule: Verifier, drafter: Drafter) -> bool:
-    """Whether the rule judges all that the drafter makes."""
-    return drafter.laws <= rule.laws and (rule.trees or not drafter.trees)
+        return f"drafter {name!r} makes trees and {who} takes chains only: choose another drafter or rule"
+    return None
 
 
 def resolve_rule(name: str, *, greedy: bool) -> str:

@@ -14,6 +14,7 @@ import torch
 
 from outrider import kernels
 from outrider.control.fixed import check_k
+from outrider.control.governor import DEFAULT_MOST
 from outrider.core.protocols import Controller, Drafter, LanguageModel
 from outrider.core.registry import controller_class, verifier_class
 from outrider.core.trace import StepTrace
@@ -45,8 +46,6 @@ T = TypeVar("T")
 log = logging.getLogger("outrider")
 
 DEFAULT_K = 5
-GOVERNED_K = 8
-"""The most draft tokens a round under a governor."""
 
 Message = Mapping[str, object]
 Prompt = str | Seq[Message] | Seq[int]
@@ -61,7 +60,7 @@ class LLM:
     `draft_model`      a second, smaller model of the same vocabulary; with it the default drafter is "draft_model".
                        For a head on the target ("eagle3", "mtp", "medusa", "dflash", "dspark"): its folder or file, if
                        it is not one that comes with the package
-    `k`                draft tokens a round of a request that asks for no other number; 0 switches speculation off.
+    `k`                draft tokens a round; a request may ask for fewer; 0 switches speculation off.
                        By default what the card of the first drafter's head says, else 5
     `controller`       "fixed": K draft tokens every round; "governor": each round the drafter of those named, and the
                        K up to `k` (by default 8), that pay most, or none, by costs that `outrider profile` has kept
@@ -122,7 +121,7 @@ class LLM:
             else {}
         )
         names, chosen = _choose_drafters(asked, heads, k)
-        self.controller, governed = controller, controller == "governor"
+        self.controller_name, governed = controller, controller == "governor"
         self.k, why_k = _choose_most(k) if governed else _choose_k(k, heads.get(names[0]))
         self.opened: LoadedModel | None = target
         self.opened_draft = draft
@@ -139,11 +138,15 @@ class LLM:
         self._try_heads(target.model, drafters.values(), heads)
         for warning in self.warnings:
             log.warning("%s", warning)
-        decides: Controller = controller_class("fixed")(self.k)
-        self._drafts = partial(drafter_identities, [n for n in names if n != "none"], draft, heads, drafter_options)
+        self._identify: Callable[[], dict[str, str]] | None = partial(
+            drafter_identities, [name for name in names if name != "none"], draft, heads, drafter_options
+        )
+        decides: Controller
         if governed:
             decides, why = build_governor(target, self.drafter_identities(), heads, self.k)
             self.plan.append(why)
+        else:
+            decides = controller_class("fixed")(self.k)
         self._finish(target.model, drafters, decides, rule, target.tokenizer, target.template, max_batch, on_trace)
 
     @classmethod
@@ -169,8 +172,8 @@ class LLM:
             raise ConfigError(f"target {target!r} is a name: from_parts takes a LanguageModel; for names use LLM(...)")
         self = cls.__new__(cls)
         self.opened, self.opened_draft, self.plan, self.warnings = None, None, [], []
-        self.draft_name, self.k = None, k
-        self.controller = "fixed" if controller is None else "given"
+        self.draft_name, self.k, self._identify = None, k, None
+        self.controller_name = "fixed" if controller is None else "given"
         controller = controller or controller_class("fixed")(k)
         self._finish(target, dict(drafters), controller, rule, tokenizer, template, max_batch, on_trace)
         return self
@@ -224,8 +227,11 @@ class LLM:
         return self.opened.name if self.opened else self.engine.target.name
 
     def drafter_identities(self) -> dict[str, str]:
-        """The drafters that were asked for, and what each is: what costs are kept under. Of an LLM loaded by name."""
-        return self._drafts()
+        """The drafters that were asked for, and what each is: what costs are kept under. Raises ConfigError for an LLM
+        made of parts: its drafters are no files."""
+        if self._identify is None:
+            raise ConfigError("what an LLM of from_parts costs is not kept: its drafters are objects; use LLM(...)")
+        return self._identify()
 
     @overload
     def generate(
@@ -412,7 +418,7 @@ def _choose_most(k: int | None) -> tuple[int, Decision]:
     """The most that a governor may draft."""
     if k is not None:
         return k, Decision("k", f"up to {k}", "draft tokens a round, as the governor decides")
-    return GOVERNED_K, Decision("k", f"up to {GOVERNED_K}", "draft tokens a round, as the governor decides")
+    return DEFAULT_MOST, Decision("k", f"up to {DEFAULT_MOST}", "draft tokens a round, as the governor decides")
 
 
 def check_options(names: list[str], rule: str, threads: int | None, k: int | None, *, has_draft: bool) -> None:
