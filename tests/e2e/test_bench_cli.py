@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from outrider.bench import measure
+from outrider import LLM
+from outrider.bench import costs, measure
 from outrider.cli.main import main
 from outrider.core.stats import SpecStats
 from tests.tiny_folder import write_tiny_model
@@ -128,6 +129,32 @@ def test_a_peer_is_measured_beside_our_lanes(bench, peer_url):
     assert document["lanes"][-1]["all"]["tok_s"]["median"] == pytest.approx(40.0)
 
 
+def test_the_governor_takes_its_turn_among_fixed_lanes(bench, folder, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path))
+    monkeypatch.setattr(costs, "CONTEXTS", (64,))
+    asked = ["-d", "ngram", "-k", "2", "--controller", "governor", "--json", "--quiet"]
+    code, _, err = bench(*asked)
+    assert (code, err.count("\n")) == (2, 1)
+    assert "controller 'governor' needs measured costs" in err
+    costs.update_costs(LLM(str(folder / "target"), drafter="ngram", dtype="float32"))
+    result = str(tmp_path / "a.json")
+    code, out, err = bench(*asked, "--out", result)
+    assert code == 0, err
+    document = json.loads(out)
+    assert [lane["lane"] for lane in document["lanes"]] == ["plain", "ngram K=2", "governor"]
+    fixed, governor = document["lanes"][1:]
+    assert (fixed["drafter"], fixed["k"], fixed["controller"]) == ("ngram", 2, "fixed")
+    assert (governor["drafter"], governor["k"], governor["controller"]) == (None, None, "governor")
+    assert (governor["all"]["prompts"], governor["all"]["answers"]["diverged"]) == (2, 0)
+    assert governor["all"]["speedup"]["rows"] == 2
+    assert list(document["verdict"]["lanes"]) == ["ngram K=2", "governor"]
+    assert main(["compare", result, result, "--json"]) == 0
+    changes = json.loads(capsys.readouterr().out)["changes"]
+    assert {change["lane"] for change in changes} == {"ngram K=2", "governor"}
+    code, out, _ = bench(*asked, "--dry-run")
+    assert json.loads(out)["lanes"] == ["plain", "ngram K=2", "governor"]
+
+
 def test_a_drafter_that_never_drafts_is_named(bench):
     code, out, _ = bench("--drafter", "suffix", "--k", "0")
     assert code == 0
@@ -141,6 +168,7 @@ def test_a_drafter_that_never_drafts_is_named(bench):
         (["--peer-url", "http://127.0.0.1:9"], 1, "no connection"),
         (["--peer-url", "localhost:8080"], 2, "give http://host:port"),
         (["--repeat", "0"], 2, "repeat = 0"),
+        (["--controller", "govenor"], 2, "controller 'govenor' is unknown (did you mean 'governor'?)"),
         (["--k", "-1"], 2, "K = -1 is not allowed"),
         (["--k", "5,500"], 2, "K = 500 is not allowed: give an integer from 0 to 64"),
         (["--repeat", "2", "--repeat", "3"], 2, "--repeat was given 2 times"),

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+from pathlib import Path
 
 import pytest
 
+from outrider.bench.baseline import draft_counts, unchecked
+from outrider.bench.result_file import ResultFile
 from outrider.cli.main import main
 from tests.tiny_folder import write_tiny_model
 
@@ -150,6 +154,9 @@ def test_a_faster_lane_and_another_machine_are_told(folder, changed, capsys):
     def faster(document):
         document["machine"]["cpu"] = "another"
         document["settings"]["max_tokens"] = 13
+        document["model"]["dtype"] = "int4"
+        for lane in document["lanes"]:
+            lane["rule"] = "coupled"
         for run in document["runs"]:
             run["decode_s"] /= 2 if run["lane"] == "ngram K=3" else 1
             run["answer"] = "other" if run["prompt"] == "81" else run["answer"]
@@ -160,6 +167,8 @@ def test_a_faster_lane_and_another_machine_are_told(folder, changed, capsys):
     assert line.split()[-4:] == ["2.00", "2.00..2.00", str(QUESTIONS * TURNS), "faster"]
     assert "processor: " in out
     assert "max_tokens: 12 before, 13 after" in out
+    assert "rule: 'greedy' before, 'coupled' after" in out
+    assert "dtype: float32 before, int4 after" in out
     assert f"plain's own answer is another one on 1 of {QUESTIONS * TURNS} prompts" in out
 
 
@@ -213,6 +222,15 @@ def other_form(document):
     document["settings"]["form"] = "raw"
 
 
+def other_rule(document):
+    for lane in document["lanes"]:
+        lane["rule"] = "coupled"
+
+
+def other_draft(document):
+    document["model"]["draft"] = "another"
+
+
 def other_schema(document):
     document["schema"] = "outrider.bench/0"
 
@@ -227,6 +245,8 @@ def no_lanes(document):
         (other_prompts, "was measured with other prompts"),
         (other_seed, "was measured with seed 7, this run has 0"),
         (other_form, "was measured with form 'raw', this run has 'chat'"),
+        (other_rule, "was measured with rule 'coupled', this run has 'greedy'"),
+        (other_draft, "was measured with draft 'another', this run has "),
         (other_schema, "has schema 'outrider.bench/0', readable is 'outrider.bench/1'"),
         (no_lanes, "there is nothing to compare"),
     ],
@@ -256,6 +276,38 @@ def test_bad_files_and_figures_are_refused_before_anything_runs(options, capsys,
     err = capsys.readouterr().err
     assert words in err
     assert err.count("\n") == 1
+
+
+def test_a_draft_counts_only_in_lanes_that_use_it(changed):
+    baseline = ResultFile(Path(changed(other_draft)), "--baseline")
+    assert draft_counts(baseline, LANES)
+    assert not draft_counts(baseline, ["ngram K=3"])
+
+
+def test_another_dtype_than_the_baselines_is_told(folder, measured):
+    baseline, model = ResultFile(folder / "a.json", "--baseline"), measured["model"]
+    assert unchecked(baseline, LANES[1:], {"model": model}) == []
+    [note] = unchecked(baseline, LANES[1:], {"model": model | {"draft_dtype": "other"}})
+    assert note == f"the baseline was measured with draft dtype {model['draft_dtype']}, this run with other"
+
+
+def test_the_document_is_printed_whatever_becomes_of_the_files(options, tmp_path, capsys, monkeypatch):
+    def full(*args):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("outrider.bench.result_file.write_result", full)
+    assert main(["bench", *options, "--limit", "1", "--out", str(tmp_path / "a.json")]) == 2
+    out, err = capsys.readouterr()
+    assert json.loads(out)["schema"] == "outrider.bench/1"
+    assert "no space left on device; make room" in err.splitlines()[-1]
+
+
+def test_a_file_that_may_not_be_written_is_refused_before_anything_runs(options, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("outrider.engine.llm.open_model", None)
+    monkeypatch.setattr("os.access", lambda path, mode: mode != os.W_OK or Path(path) != tmp_path / "a.json")
+    (tmp_path / "a.json").write_text("kept")
+    assert main(["bench", *options, "--out", str(tmp_path / "a.json")]) == 2
+    assert "a.json cannot be written" in capsys.readouterr().err
 
 
 def test_compare_refuses_what_is_no_result(folder, measured, tmp_path, capsys):

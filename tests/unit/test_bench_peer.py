@@ -92,6 +92,13 @@ def test_timings_are_preferred_to_the_wall_clock(server, peer):
     assert body | {"messages": MESSAGES, "max_tokens": 8, "temperature": 0.5, "seed": 7, "model": "tiny"} == body
 
 
+@pytest.mark.parametrize("speed", [5e-324, 10**400, -1.0, "fast"])
+def test_a_speed_that_is_none_is_not_taken(server, peer, speed):
+    server.reply = {"choices": [CHOICE], "usage": USAGE, "timings": {"predicted_per_second": speed}}
+    answer = peer.answer(MESSAGES, None, PARAMS)
+    assert (answer.source, answer.decode_s) == ("usage and wall time", answer.total_s)
+
+
 def test_usage_and_wall_time_stand_in(server, peer):
     server.delay_s = 0.05
     answer = peer.answer(None, "raw text", PARAMS)

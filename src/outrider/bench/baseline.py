@@ -11,8 +11,11 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
-from outrider.bench.result_file import COMPARED, ResultFile
+from outrider.bench.lanes import GOVERNOR
+from outrider.bench.result_file import COMPARED, MODEL_FACTS, ResultFile
 from outrider.bench.summary import ALL, LaneSummary
+from outrider.core.registry import drafter_names
+from outrider.engine.opening import needs_of
 from outrider.errors import ConfigError
 
 
@@ -48,9 +51,9 @@ class Fall:
 def require_same_settings(baseline: ResultFile, settings: Mapping[str, object]) -> None:
     """Raises ConfigError where a setting on which acceptance hangs is another one than the baseline's.
 
-    `settings` may hold some of them only.
+    `settings` may hold some of them only; "draft" is the draft model or head that was named.
     """
-    for name in COMPARED:
+    for name in (*COMPARED, "draft"):
         if name in settings and baseline.settings.get(name) != settings[name]:
             what = "other prompts" if name == "prompts_digest" else f"{name} {baseline.settings.get(name)!r}"
             now = "" if name == "prompts_digest" else f", this run has {settings[name]!r}"
@@ -58,6 +61,14 @@ def require_same_settings(baseline: ResultFile, settings: Mapping[str, object]) 
                 f"--baseline {baseline.path} was measured with {what}{now}, so acceptance cannot be compared: use the "
                 "same options, or write a new baseline with --out"
             )
+
+
+def draft_counts(baseline: ResultFile, lanes: Seq[str]) -> bool:
+    """Whether what was named as draft drafts in a lane that both have."""
+    shared = {lane: baseline.lanes[lane] for lane in lanes if lane in baseline.drafting()}
+    drafters = [lane.text("drafter") for name, lane in shared.items() if name != GOVERNOR]
+    rides = any(needs_of(drafter) & {"model", "head", "drafters"} for drafter in drafters if drafter in drafter_names())
+    return rides or GOVERNOR in shared
 
 
 def require_common_lane(baseline: ResultFile, lanes: Seq[str]) -> None:
@@ -101,10 +112,14 @@ def _sentence(lane: str, figure: str, now: float | None, before: float, least: f
     return f"{lane}: {figure} fell to {now:.3f}{unit}, {part}: {limit}"
 
 
-def unchecked(baseline: ResultFile, lanes: Seq[str], target: str) -> list[str]:
-    """Sentences on what the comparison leaves out or should make one doubt."""
+def unchecked(baseline: ResultFile, lanes: Seq[str], about: Mapping[str, object]) -> list[str]:
+    """Sentences on what the comparison leaves out or should make one doubt. `about` holds this run's `model`."""
     notes = [f"{lane}: not in the baseline, so not checked" for lane in lanes if lane not in baseline.drafting()]
     notes += [f"{lane}: in the baseline and not in this run" for lane in baseline.drafting() if lane not in lanes]
-    if baseline.target != target:
-        notes.append(f"the baseline is of the target {baseline.target}, this run of {target}")
+    model = about["model"]
+    assert isinstance(model, dict)
+    for name, key in MODEL_FACTS.items():
+        then, now = baseline.about("model", key), model[key]
+        if then is not None and then != now:
+            notes.append(f"the baseline was measured with {name} {then}, this run with {now}")
     return notes

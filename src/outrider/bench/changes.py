@@ -7,15 +7,15 @@ from statistics import median
 
 from outrider.bench.interval import Interval, median_interval
 from outrider.bench.lanes import PLAIN
-from outrider.bench.result_file import COMPARED, ResultFile, Timed
+from outrider.bench.result_file import COMPARED, MODEL_FACTS, ResultFile, Timed
 from outrider.bench.summary import ALL
 from outrider.errors import ConfigError
 
 COMPARE_SCHEMA = "outrider.compare/1"
 
 FACTS = {
-    "target": ("model", "target"),
-    "draft model": ("model", "draft"),
+    **{name: ("model", key) for name, key in MODEL_FACTS.items()},
+    "draft": ("model", "draft"),
     "processor": ("machine", "cpu"),
     "threads": ("machine", "threads"),
     "commit": ("machine", "git"),

@@ -13,20 +13,29 @@ from outrider.engine.llm import LLM
 from outrider.engine.request import Speculation
 from outrider.errors import ConfigError
 
-PLAIN = "plain"
+PLAIN, GOVERNOR = "plain", "governor"
 
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """One way to generate. `rule` is the rule that really runs ("greedy" at temperature 0)."""
+    """One way to generate. `rule` is the rule that really runs ("greedy" at temperature 0).
 
-    method: str
-    k: int
+    `method` and `k` None: a governor decides who drafts, and how much.
+    """
+
+    method: str | None
+    k: int | None
     rule: str
 
     @property
     def name(self) -> str:
+        if self.governed:
+            return GOVERNOR
         return PLAIN if self.method == "none" else f"{self.method} K={self.k}"
+
+    @property
+    def governed(self) -> bool:
+        return self.method is None
 
     @property
     def speculation(self) -> Speculation:
@@ -40,6 +49,25 @@ class Lane:
 def plain_lane(rule: str) -> Lane:
     """The lane that never drafts. It draws its tokens as `rule` does."""
     return Lane("none", 0, rule)
+
+
+def governor_lane(rule: str) -> Lane:
+    """The lane of a governor over all drafters of the other lanes."""
+    return Lane(None, None, rule)
+
+
+def ungoverned(llm: LLM) -> LLM:
+    """The same target and drafters, with K fixed where `llm` has a governor."""
+    engine = llm.engine
+    return LLM.from_parts(
+        engine.target,
+        engine.router.drafters,
+        tokenizer=llm.tokenizer,
+        template=llm.template,
+        k=llm.k,
+        rule=engine.rule,
+        max_batch=engine.scheduler.max_batch,
+    )
 
 
 def lanes(llm: LLM, methods: Seq[str], ks: Seq[int], rules: Seq[str]) -> list[Lane]:

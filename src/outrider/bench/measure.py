@@ -9,7 +9,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from outrider.bench.compare import Comparison, Outcome, compare_completions, is_error
 from outrider.bench.lanes import PLAIN, Lane, comparable, plain_lane
@@ -83,6 +85,24 @@ class Measured:
         return [PLAIN, *(lane.name for lane in self.lanes), *([PEER] if self.peer else [])]
 
 
+class _Timed(NamedTuple):
+    """An LLM, and what keeps its times."""
+
+    llm: LLM
+    watch: Stopwatch
+
+
+@dataclass(frozen=True, slots=True)
+class _Ways:
+    """What answers in the lanes of a fixed K, and in a governor's."""
+
+    fixed: _Timed
+    governed: _Timed
+
+    def of(self, lane: Lane) -> _Timed:
+        return self.governed if lane.governed else self.fixed
+
+
 @dataclass(frozen=True, slots=True)
 class _Item:
     """One request, a turn of a question: its token ids, and its conversation for a peer."""
@@ -106,10 +126,12 @@ def bench(
     warm_up: int = 1,
     raw: bool = False,
     peer: Peer | None = None,
+    ungoverned: LLM | None = None,
     on_run: Callable[[], None] = lambda: None,
 ) -> Measured:
     """Runs every prompt `repeat` times through plain, the lanes and the peer. `on_run` is called after each answer.
 
+    `ungoverned` answers in the lanes of a fixed K where `llm` has a governor: the same target and drafters without one.
     `raw` gives the prompts as text, else they go through the chat template. Of a prompt with several turns, each is
     measured; the later ones continue from plain's answers, so that all lanes get the same prompt.
     """
@@ -121,19 +143,30 @@ def bench(
         params = replace(params, seed=0)
     runs: list[Run] = []
     items: dict[str, _Item] = {}
-    with timed(llm) as watch:
-        _warm_up(llm, prompts[0], params, everyone, warm_up, raw, peer, watch)
+    with _timed_ways(llm, ungoverned) as ways:
+        _warm_up(ways, prompts[0], params, everyone, warm_up, raw, peer)
         for index, prompt in enumerate(prompts):
             answer = ""
             for item in _items(llm, prompt, raw, lambda: answer):  # noqa: B023 (read at once, in this very round)
                 items[item.id] = item
                 for repetition in range(repeat):
-                    for run in _alternate(llm, item, params, everyone, index + repetition, repetition, peer, watch):
+                    for run in _alternate(ways, item, params, everyone, index + repetition, repetition, peer):
                         runs.append(run)
                         answer = run.text if run.lane == PLAIN else answer
                         on_run()
     differences = _differences(llm, items, params, runs)
     return Measured(list(lanes), params, runs, differences, _notes(runs, lanes, params), peer)
+
+
+@contextmanager
+def _timed_ways(llm: LLM, ungoverned: LLM | None) -> Iterator[_Ways]:
+    with timed(llm) as watch:
+        own = _Timed(llm, watch)
+        if ungoverned is None:
+            yield _Ways(own, own)
+            return
+        with timed(ungoverned) as other:
+            yield _Ways(_Timed(ungoverned, other), own)
 
 
 def check_counts(repeat: int, warm_up: int) -> None:
@@ -160,42 +193,40 @@ def _items(llm: LLM, prompt: Conversation, raw: bool, last_answer: Callable[[], 
 
 
 def _warm_up(
-    llm: LLM,
+    ways: _Ways,
     prompt: Conversation,
     params: SamplingParams,
     everyone: Seq[Lane],
     times: int,
     raw: bool,
     peer: Peer | None,
-    watch: Stopwatch,
 ) -> None:
     short = replace(params, max_tokens=min(params.max_tokens or WARM_UP_TOKENS, WARM_UP_TOKENS))
     for _ in range(times):
-        for _ in _alternate(llm, next(_items(llm, prompt, raw, str)), short, everyone, 0, 0, peer, watch):
+        for _ in _alternate(ways, next(_items(ways.fixed.llm, prompt, raw, str)), short, everyone, 0, 0, peer):
             pass
 
 
 def _alternate(
-    llm: LLM,
+    ways: _Ways,
     item: _Item,
     params: SamplingParams,
     everyone: Seq[Lane],
     turn: int,
     repetition: int,
     peer: Peer | None,
-    watch: Stopwatch,
 ) -> Iterator[Run]:
     """One answer of each lane, beginning with another one each turn."""
     takers: list[Lane | Peer] = [*everyone, *([peer] if peer else [])]
     start = turn % len(takers)
     for taker in takers[start:] + takers[:start]:
         if isinstance(taker, Lane):
-            yield _run(llm, item, params, taker, repetition, watch)
+            yield _run(*ways.of(taker), item, params, taker, repetition)
         else:
             yield _peer_run(taker.answer(item.messages or None, item.text, params), item, repetition)
 
 
-def _run(llm: LLM, item: _Item, params: SamplingParams, lane: Lane, repetition: int, watch: Stopwatch) -> Run:
+def _run(llm: LLM, watch: Stopwatch, item: _Item, params: SamplingParams, lane: Lane, repetition: int) -> Run:
     watch.target_s = watch.draft_s = 0.0
     arrivals: list[tuple[float, Origin]] = []
     result: Result | None = None
@@ -299,7 +330,7 @@ def _notes(runs: Seq[Run], lanes: Seq[Lane], params: SamplingParams) -> list[str
             notes.append(
                 f"{lane.name}: speculation never happened: no token was drafted, so this lane is plain decoding"
             )
-        failed = sum(run.method != lane.method for run in mine)
+        failed = 0 if lane.governed else sum(run.method != lane.method for run in mine)
         if failed:
             notes.append(f"{lane.name}: the drafter failed in {failed} of {len(mine)} answers, which went on plain")
         notes += [f"{lane.name}: {n} draft tokens dropped: {why}" for why, n in sorted(total.dropped.items())]

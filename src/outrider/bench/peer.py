@@ -12,6 +12,9 @@ import httpx
 from outrider.core.types import SamplingParams
 from outrider.errors import ConfigError, OutriderError
 
+MOST = 1e15
+"""A count, a speed or a time that is this large is none."""
+
 
 class PeerError(OutriderError):
     """The other server cannot be reached, refuses (`status`: its HTTP code), or answers something that is no answer."""
@@ -171,7 +174,7 @@ class Peer:
 def _decode_seconds(timings: Mapping[str, object], tokens: int) -> float | None:
     """Seconds of decoding by the server's own clock, from llama.cpp's names; None when it says nothing."""
     per_second = _number(timings, "predicted_per_second")
-    if per_second:
+    if per_second and tokens / per_second < MOST:
         return tokens / per_second
     milliseconds = _number(timings, "predicted_ms")
     return milliseconds / 1000 if milliseconds else None
@@ -183,5 +186,5 @@ def _mapping(value: object) -> Mapping[str, object]:
 
 def _number(data: Mapping[str, object], name: str) -> float | None:
     value = data.get(name)
-    usable = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < float("inf")
+    usable = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < MOST
     return float(value) if usable and isinstance(value, (int, float)) else None

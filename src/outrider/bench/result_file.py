@@ -18,8 +18,11 @@ from outrider.core.json_file import JsonObject
 from outrider.engine.prompt_file import Conversation
 from outrider.errors import ConfigError
 
-COMPARED = ("prompts_digest", "form", "turns", "temperature", "max_tokens", "ignore_eos", "seed")
-"""Settings on which acceptance hangs: with others, figures are of other texts."""
+COMPARED = ("prompts_digest", "form", "turns", "temperature", "max_tokens", "ignore_eos", "seed", "rule")
+"""Settings on which the answers hang: with others, figures are of other texts. "rule" is that of the lanes."""
+
+MODEL_FACTS = {"target": "target", "dtype": "dtype", "draft dtype": "draft_dtype"}
+"""What of a file's `model` may explain a change, by the name that people read."""
 
 
 def prompts_digest(prompts: Seq[Conversation]) -> str:
@@ -94,11 +97,20 @@ class ResultFile:
             )
         self._object = JsonObject(path, values)
         self.lanes = {lane.text("lane"): lane for lane in self._listed("lanes")}
-        self.settings = self._object.child("settings").values
+        self.settings = {**self._object.child("settings").values, "rule": self._rule(), "draft": self.draft}
 
     @property
     def target(self) -> str:
         return self._object.child("model").text("target")
+
+    @property
+    def draft(self) -> object:
+        """The draft model or head that was named; None: none was."""
+        return self.about("model", "draft")
+
+    def _rule(self) -> object:
+        """That of all lanes but a peer's."""
+        return next((lane.values["rule"] for lane in self.lanes.values() if lane.values.get("rule") is not None), None)
 
     def about(self, *names: str) -> object:
         """What the file says under these nested names; None where it says nothing."""
@@ -109,7 +121,7 @@ class ResultFile:
 
     def drafting(self) -> list[str]:
         """The lanes that are compared with plain and have rounds."""
-        return [name for name, lane in self.lanes.items() if name != PLAIN and lane.values.get("drafter") is not None]
+        return [name for name, lane in self.lanes.items() if name != PLAIN and lane.values.get("rule") is not None]
 
     def categories(self, lane: str) -> list[str]:
         return [ALL, *self.lanes[lane].child("categories").values]

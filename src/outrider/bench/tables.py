@@ -13,7 +13,7 @@ from outrider.bench.compare import Outcome
 from outrider.bench.conclusion import Conclusion, conclude
 from outrider.bench.cost import Price
 from outrider.bench.interval import Interval
-from outrider.bench.lanes import PLAIN
+from outrider.bench.lanes import GOVERNOR, PLAIN
 from outrider.bench.measure import PEER, Measured
 from outrider.bench.summary import ALL, LaneSummary, Spread
 from outrider.bench.verification import VerifyReport
@@ -272,6 +272,7 @@ def bench_json(
                 "lane": name,
                 "drafter": lane.method if lane else None,
                 "k": lane.k if lane else None,
+                "controller": None if lane is None else GOVERNOR if lane.governed else "fixed",
                 "rule": None if name == PEER else measured.lanes[0].rule,
                 "lossless": None if name == PEER else measured.lanes[0].lossless,
                 "all": mine.pop(ALL),

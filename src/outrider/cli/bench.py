@@ -46,6 +46,15 @@ DEFAULT_KS = "5"
 EXIT_FELL = 1
 
 DraftLengths = Annotated[list[str] | None, common.draft_lengths(DEFAULT_KS)]
+ControllerName = Annotated[
+    str,
+    typer.Option(
+        "--controller",
+        metavar="NAME",
+        help="governor adds a lane in which it decides each round who drafts and how much, up to the largest K, by "
+        "costs that outrider profile has kept; the other lanes are fixed.",
+    ),
+]
 Repeat = Annotated[int, typer.Option(metavar="N", help="Answers of each prompt in each lane; medians are reported.")]
 WarmUp = Annotated[
     int, typer.Option(metavar="N", help="Short unmeasured answers of each lane before the first prompt.")
@@ -95,6 +104,7 @@ def bench(
     drafter: common.DrafterNames = None,
     draft_model: common.DraftModel = None,
     k: DraftLengths = None,
+    controller: ControllerName = "fixed",
     rule: common.Rule = "auto",
     prompts: Prompts = None,
     limit: Limit = None,
@@ -153,6 +163,7 @@ def bench(
         threads=threads,
         offline=offline,
         turns=turns,
+        controller=controller,
     )
     run = _Bench(
         setup,
@@ -182,10 +193,12 @@ class _Files:
 
     def __post_init__(self) -> None:
         for option, path in (("--out", self.out), ("--markdown", self.markdown)):
-            if path is not None and (path.is_dir() or not os.access(path.parent, os.W_OK)):
-                raise ConfigError(f"{option} {path} cannot be written: give a file in a folder that exists")
-        if self.spec_bench is not None and not self.spec_bench.is_dir():
-            raise ConfigError(f"--spec-bench {self.spec_bench} is no folder: make it first")
+            if path is not None and not _writable(path):
+                raise ConfigError(
+                    f"{option} {path} cannot be written: give a file that may be, in a folder that exists"
+                )
+        if self.spec_bench is not None and not (self.spec_bench.is_dir() and os.access(self.spec_bench, os.W_OK)):
+            raise ConfigError(f"--spec-bench {self.spec_bench} is no folder that can be written: make it first")
 
     def write(self, measured: Measured, summaries: list[LaneSummary], target: str, document: dict[str, object]) -> None:
         """All that were asked for. Raises ConfigError where the disk fails."""
@@ -201,8 +214,13 @@ class _Files:
             if self.spec_bench is not None:
                 write_answers(measured, target, self.spec_bench, now=time.time())
         except OSError as error:
-            reason = (error.strerror or str(error)).lower()
-            raise ConfigError(f"{error.filename}: {reason}; make room, or give another place") from None
+            reason, what = (error.strerror or str(error)).lower(), error.filename or "a file of the results"
+            raise ConfigError(f"{what} was not written: {reason}; make room, or give another place") from None
+
+
+def _writable(path: Path) -> bool:
+    """Whether a file can be written there, over one that is there."""
+    return not path.is_dir() and os.access(path if path.exists() else path.parent, os.W_OK)
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,13 +237,17 @@ class _Gate:
 
         return None if path is None else cls(ResultFile(path, "--baseline"), allowed)
 
-    def check_before(self, setup: Setup, params: SamplingParams, prompts: list[Conversation], lanes: list[str]) -> None:
+    def check_before(
+        self, setup: Setup, params: SamplingParams, rule: str, prompts: list[Conversation], lanes: list[str]
+    ) -> None:
         """Refuses what cannot be compared, before anything is loaded. Raises ConfigError."""
-        from outrider.bench.baseline import require_common_lane, require_same_settings
+        from outrider.bench.baseline import draft_counts, require_common_lane, require_same_settings
         from outrider.bench.result_file import prompts_digest
 
         require_common_lane(self.baseline, lanes)
-        asked = {"prompts_digest": prompts_digest(prompts), "turns": setup.turns, **settings(params)}
+        asked = {"prompts_digest": prompts_digest(prompts), "turns": setup.turns, "rule": rule, **settings(params)}
+        if draft_counts(self.baseline, lanes):
+            asked["draft"] = setup.draft_model
         require_same_settings(self.baseline, asked)
 
     def check_form(self, raw: bool) -> None:
@@ -234,14 +256,14 @@ class _Gate:
 
         require_same_settings(self.baseline, {"form": form(raw)})
 
-    def judge(self, summaries: list[LaneSummary], target: str) -> dict[str, object]:
+    def judge(self, summaries: list[LaneSummary], about: dict[str, object]) -> dict[str, object]:
         """What fell, a line each on stderr, and as JSON."""
         from outrider.bench.baseline import falls, unchecked
         from outrider.bench.lanes import PLAIN
 
         found = falls(self.baseline, summaries, self.allowed)
         lanes = list(dict.fromkeys(s.lane for s in summaries if s.lane != PLAIN))
-        notes = unchecked(self.baseline, lanes, target)
+        notes = unchecked(self.baseline, lanes, about)
         for line in [*(f"note: {note}" for note in notes), *(f"outrider: bench: {fall.sentence}" for fall in found)]:
             print(line, file=sys.stderr, flush=True)
         return {
@@ -289,15 +311,22 @@ class _Bench:
         )
 
     def _lane_names(self) -> list[str]:
-        from outrider.bench.lanes import combinations
+        from outrider.bench.lanes import GOVERNOR, combinations
 
-        return [lane.name for lane in combinations(self.setup.drafters, self.setup.ks, [self.rule])]
+        fixed = [lane.name for lane in combinations(self.setup.drafters, self.setup.ks, [self.rule])]
+        return [*fixed, *([GOVERNOR] if self._governed else [])]
+
+    @property
+    def _governed(self) -> bool:
+        from outrider.bench.lanes import GOVERNOR
+
+        return self.setup.controller == GOVERNOR
 
     def _prompts(self) -> list[Conversation]:
         """Read, and found comparable with the baseline."""
         chosen = self.setup.read_prompts()
         if self.gate is not None:
-            self.gate.check_before(self.setup, self.params, chosen, self._lane_names())
+            self.gate.check_before(self.setup, self.params, self.rule, chosen, self._lane_names())
         return chosen
 
     def run(self, peer_url: str | None, peer_model: str | None, peer_key: str | None, *, json: bool) -> None:
@@ -336,19 +365,20 @@ class _Bench:
         verdict = conclude(summaries, busy=busy is not None, builtin=self.setup.prompts is None)
         price = self.price if self.price.given else None
         print_bench(measured, summaries, warnings, console(stderr=json), verdict=verdict, price=price)
-        judged = self.gate.judge(summaries, llm.name) if self.gate is not None else None
+        judged = self.gate.judge(summaries, about) if self.gate is not None else None
         document = bench_json(measured, summaries, about, warnings, verdict=verdict, price=price)
         document["baseline"] = judged
-        self.files.write(measured, summaries, llm.name, document)
         common.print_json(document)
+        self.files.write(measured, summaries, llm.name, document)
         if judged is not None and judged["falls"]:
             raise typer.Exit(EXIT_FELL)
 
     def _measure(self, llm: LLM, chosen: list[Conversation], raw: bool, peer: Peer | None) -> Measured:
-        from outrider.bench.lanes import lanes
+        from outrider.bench.lanes import governor_lane, lanes, ungoverned
         from outrider.bench.measure import bench as run_all
 
         wanted = lanes(llm, self.setup.drafters, self.setup.ks, [self.rule])
+        wanted += [governor_lane(self.rule)] if self._governed else []
         total = sum(len(p.turns) for p in chosen) * self.repeat * (1 + len(wanted) + (peer is not None))
         with answers_bar(total, quiet=self.quiet) as on_run:
             return run_all(
@@ -360,5 +390,6 @@ class _Bench:
                 warm_up=self.warm_up,
                 raw=raw,
                 peer=peer,
+                ungoverned=ungoverned(llm) if self._governed else None,
                 on_run=on_run,
             )

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from outrider.core.types import SamplingParams
     from outrider.engine.llm import LLM
     from outrider.engine.prompt_file import Conversation
+    from outrider.models.load import LoadedModel
 
 Prompts = Annotated[
     Path | None,
@@ -55,6 +56,7 @@ class Setup:
     threads: int | None
     offline: bool
     turns: int = 1
+    controller: str = "fixed"
 
     @classmethod
     def from_options(
@@ -96,6 +98,7 @@ class Setup:
                 draft_model=self.draft_model,
                 k=max(self.ks),
                 rule=self.rule,
+                controller=self.controller,
                 dtype=self.dtype,
                 draft_dtype=self.draft_dtype,
                 threads=self.threads,
@@ -115,8 +118,10 @@ class Setup:
 
     def check(self) -> None:
         """Refuses what `open` would refuse before it loads anything. Raises ConfigError."""
+        from outrider.core.registry import controller_class
         from outrider.engine.llm import check_options
 
+        controller_class(self.controller)
         check_options(self.drafters, self.rule, self.threads, max(self.ks), has_draft=self.draft_model is not None)
 
     def raw(self, llm: LLM) -> bool:
@@ -138,6 +143,8 @@ def facts(
         "model": {
             "target": llm.name,
             "draft": llm.draft_name,
+            "dtype": _dtype(llm.opened),
+            "draft_dtype": _dtype(llm.opened_draft) or (setup.draft_dtype if llm.draft_name else None),
             "plan": plan_json(llm.plan),
             "warnings": list(llm.warnings),
         },
@@ -152,6 +159,11 @@ def facts(
             "batch": 1,
         },
     }
+
+
+def _dtype(opened: LoadedModel | None) -> str | None:
+    """What a model's weights are in memory."""
+    return next((d.value for d in opened.decisions if d.field == "dtype"), None) if opened is not None else None
 
 
 def form(raw: bool) -> str:
