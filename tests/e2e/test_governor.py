@@ -8,7 +8,7 @@ import random
 import pytest
 
 from outrider import LLM, SamplingParams, Speculation
-from outrider.bench import costs, governing
+from outrider.bench import costs
 from outrider.bench.bandwidth import Bandwidth
 from outrider.cli.main import main
 from outrider.control.cost import one_context
@@ -248,17 +248,3 @@ def test_bad_names_are_one_line(capsys) -> None:
         err = capsys.readouterr().err
         assert part in err
         assert err.count("\n") == 1
-
-
-def test_the_measurement_in_real_time(tmp_path, cache, capsys, monkeypatch) -> None:
-    """Its table and its document; no time is judged."""
-    path = write_tiny_model(tmp_path / "long", layers=1, context=2048)
-    monkeypatch.setattr(costs, "CONTEXTS", (64,))
-    monkeypatch.setattr(governing, "LENGTHS", (2,))
-    found = costs.update_costs(LLM(str(path), drafter="suffix"))
-    assert found.fresh == ("the target", "suffix", "prediction")
-    governing.main([str(path), "--max-tokens", "6", "--repeat", "1"])
-    *table, last = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in table[1:4]] == list(governing.TEXTS)
-    told = json.loads(last)["seconds_per_token"]
-    assert all(set(ways) == {"plain", "suffix K=2", "governor"} for ways in told.values())
