@@ -208,7 +208,7 @@ def batch_costs(**drafters: DraftCost) -> CostModel:
 
 
 def test_a_lone_probe_in_a_batch_is_charged_as_such() -> None:
-    curves = DraftCurves(Curve.rising({1: 1.0, 8: 8.0}), Curve.rising({1: 0.125, 8: 1.0}))
+    curves = DraftCurves(Curve.rising({1: 0.4, 8: 3.2}), Curve.rising({1: 0.05, 8: 0.4}))
     costs = batch_costs(random=DraftCost(curves, curves, 8))
     governor = GovernorController(costs, ["random"], alphas={"random": 0.0})
     streams = [Stream(governor, sequence(i), ["random"], i) for i in range(8)]
