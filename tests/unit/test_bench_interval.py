@@ -28,7 +28,9 @@ def test_the_turns_of_a_question_come_together():
     questions, values = [str(i) for i in range(7)], [1.0, 1.1, 1.3, 1.4, 1.7, 2.0, 2.5]
     parts = [(10.0, 1.0 / value, 10.0, 1.0) for value in values]
     assert median_interval(questions * 2, values * 2) == median_interval(questions, values)
-    assert ratio_interval(questions * 2, parts * 2).to_json() == pytest.approx(ratio_interval(questions, parts).to_json())
+    assert ratio_interval(questions * 2, parts * 2).to_json() == pytest.approx(
+        ratio_interval(questions, parts).to_json()
+    )
     alone = [f"{question} again" for question in questions]
     assert median_interval(questions + alone, values * 2) != median_interval(questions, values)
 

@@ -59,15 +59,15 @@ def test_passes_by_rows_and_context() -> None:
 
 def test_drafts_by_length_and_batch() -> None:
     costs = made()
-    assert costs.draft_s("head", 0, 4) == 0.0
-    assert costs.draft_s("head", 1) == 0.002
-    assert costs.draft_s("head", 1, 4) == pytest.approx(0.001)
-    assert costs.draft_s("head", 1, 2) == pytest.approx((0.002 + (0.004 - 0.002) / 3) / 2)
+    assert costs.draft_s("head", 0, 4, greedy=True) == 0.0
+    assert costs.draft_s("head", 1, greedy=True) == 0.002
+    assert costs.draft_s("head", 1, 4, greedy=True) == pytest.approx(0.001)
+    assert costs.draft_s("head", 1, 2, greedy=True) == pytest.approx((0.002 + (0.004 - 0.002) / 3) / 2)
     assert costs.draft_s("head", 1, greedy=False) == 0.003
     assert costs.draft_s("head", 8, 4, greedy=False) == pytest.approx(0.016)
     assert costs.catch_up_s("head", 10) == pytest.approx(0.001)
     with pytest.raises(ConfigError, match="what drafter 'mtp' costs is not known: known are suffix, head"):
-        costs.draft_s("mtp", 1)
+        costs.draft_s("mtp", 1, greedy=True)
 
 
 def test_costs_are_kept_and_found(tmp_path) -> None:
@@ -162,4 +162,4 @@ def test_files_are_told_apart_by_content_and_not_by_place(tmp_path) -> None:
 def test_given_figures() -> None:
     costs = one_context({1: 1.0, 5: 1.5}, {"draft": [0.3, 0.6]})
     assert costs.v(5, 1000) == 1.5
-    assert costs.draft_s("draft", 8) == pytest.approx(2.4)
+    assert costs.draft_s("draft", 8, greedy=True) == pytest.approx(2.4)

@@ -37,7 +37,7 @@ def expected(text: Text, drafter: str, k: int) -> tuple[float, float]:
         return 1.0, PLAIN_S
     often, kept = text[drafter]
     with_draft = COSTS.round_s(1 + k, 0, greedy=True)
-    seconds = often * with_draft + (1 - often) * PLAIN_S + COSTS.draft_s(drafter, k)
+    seconds = often * with_draft + (1 - often) * PLAIN_S + COSTS.draft_s(drafter, k, greedy=True)
     return 1.0 + often * sum(kept**i for i in range(1, k + 1)), seconds
 
 
@@ -215,7 +215,7 @@ def test_a_lone_probe_in_a_batch_is_charged_as_such() -> None:
     seqs, spent_s = [stream.seq for stream in streams], 0.0
     for _ in range(200):
         ks = governor.budgets(seqs, rooms(seqs))
-        spent_s += sum(costs.draft_s("random", k, sum(map(bool, ks))) for k in ks)
+        spent_s += sum(costs.draft_s("random", k, sum(map(bool, ks)), greedy=True) for k in ks)
         for stream, k in zip(streams, ks, strict=True):
             stream.take(USELESS, "random", k)
     assert 0 < spent_s <= 8 * 0.5 + 0.01 * 200 + 1

@@ -193,7 +193,8 @@ def _cost_lines(kept: MeasuredCosts) -> Iterator[str]:
     for name, cost in costs.drafters.items():
         context = costs.passes[0][0]
         plain_s = costs.round_s(1, context, greedy=True)
-        shares = ", ".join(f"{int(k)}: {costs.draft_s(name, int(k)) / plain_s:.3f}" for k in cost.greedy.alone.at)
+        drafts = {int(k): costs.draft_s(name, int(k), greedy=True) / plain_s for k in cost.greedy.alone.at}
+        shares = ", ".join(f"{k}: {share:.3f}" for k, share in drafts.items())
         yield f"drafting with {name}, in plain rounds, by K: {shares}"
 
 

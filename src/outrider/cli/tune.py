@@ -231,9 +231,9 @@ class _Tune:
         warnings = [*([busy] if busy else []), *llm.warnings]
         document = tune_json(tuned, self.possible.reasons, about, warnings)
         print_tuned(tuned, warnings, console(stderr=self.json))
-        self._write(llm, tuned, document, warnings)
         if self.json:
             common.print_json(document)
+        self._write(llm, tuned, document, warnings)
 
     def _write(self, llm: LLM, tuned: Tuned, document: dict[str, object], warnings: list[str]) -> None:
         """The three files."""

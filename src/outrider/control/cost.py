@@ -166,7 +166,7 @@ class CostModel:
         judged = self.greedy if greedy else self.sampled
         return self.pass_s(rows, context) + judged(rows) + self.overhead_s
 
-    def draft_s(self, drafter: str, k: int, batch: int = 1, *, greedy: bool = True) -> float:
+    def draft_s(self, drafter: str, k: int, batch: int = 1, *, greedy: bool) -> float:
         """One sequence's share of drafting K tokens for `batch` sequences; `greedy`: at temperature 0."""
         return self._draft(drafter).share_s(k, batch, greedy=greedy)
 
@@ -180,7 +180,7 @@ class CostModel:
 
     def c(self, drafter: str, k: int, context: float) -> float:
         """A drafted token, of K, relative to a plain greedy round."""
-        return self.draft_s(drafter, k) / k / self.round_s(1, context, greedy=True) if k else 0.0
+        return self.draft_s(drafter, k, greedy=True) / k / self.round_s(1, context, greedy=True) if k else 0.0
 
     def _draft(self, drafter: str) -> DraftCost:
         if drafter not in self.drafters:

@@ -110,7 +110,7 @@ class GovernorController:
         self.costs, self.most = costs, most
         self.drafters = [name for name in drafters if name != PLAIN]
         for name in self.drafters:
-            costs.draft_s(name, 1)  # raises where its cost is not known
+            costs.draft_s(name, 1, greedy=True)  # raises where its cost is not known
         guesses = alphas or {}
         self.shared = {name: SharedAcceptance(most, guesses.get(name, UNKNOWN)) for name in self.drafters}
         self._states: dict[int, _State] = {}

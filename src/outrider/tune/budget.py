@@ -41,7 +41,7 @@ def load_of(
 ) -> Load:
     """By the cost model, for answers of `tokens` tokens; the prompts' own time is not in it."""
     step_s = costs.round_s(1, context, greedy=True)
-    draft_s = sum(costs.draft_s(name, k) for name in drafters)
+    draft_s = sum(costs.draft_s(name, k, greedy=False) for name in drafters)
     return Load(temperatures * tokens * (step_s + draft_s), repeat * tokens * step_s)
 
 

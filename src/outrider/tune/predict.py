@@ -167,5 +167,5 @@ def theory_cost(costs: CostModel, prediction: Prediction, context: float, *, gre
     def v(rows: int) -> float:
         return (costs.round_s(rows, context, greedy=greedy) - fixed_s) / unit
 
-    draft_s = costs.draft_s(prediction.candidate.drafter, prediction.candidate.k)
+    draft_s = costs.draft_s(prediction.candidate.drafter, prediction.candidate.k, greedy=greedy)
     return Cost(draft_s / prediction.replayed.size / unit, v, 0.0, fixed_s / unit)

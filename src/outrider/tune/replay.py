@@ -106,7 +106,7 @@ def replay(answers: Iterable[Answer], drafter: str, k: int, costs: CostModel, *,
             pass_s = costs.pass_s(rows, one.context)
             whole.pass_s += pass_s
             whole.other_s += costs.round_s(rows, one.context, greedy=greedy) - pass_s
-            whole.draft_s += costs.draft_s(drafter, one.asked) if one.asked else 0.0
+            whole.draft_s += costs.draft_s(drafter, one.asked, greedy=greedy) if one.asked else 0.0
             whole.drafting += one.drafted > 0
             whole.tried += one.accepted + (one.accepted < one.drafted)
             whole.kept += one.accepted
