@@ -11,13 +11,13 @@ from outrider import LLM, SamplingParams, Speculation
 from outrider.bench import costs
 from outrider.bench.bandwidth import Bandwidth
 from outrider.cli.main import main
-from outrider.control.cost import one_context
 from outrider.control.governor import GovernorController
 from outrider.core.draft import SeqDraft
 from outrider.core.types import Sequence
 from outrider.engine.report import completion_json
 from outrider.errors import ConfigError
 from tests.e2e.test_batch import Scripted
+from tests.given_costs import one_context
 from tests.tiny import byte_tokenizer, cycle_model, random_table
 from tests.tiny_folder import write_tiny_model
 

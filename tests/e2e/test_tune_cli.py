@@ -116,6 +116,7 @@ def test_a_configuration_gives_defaults_that_options_go_before(folder, tmp_path,
         (["--time-budget", "0"], "seconds above 0"),
         (["--time-budget", "nan"], "seconds above 0"),
         (["-d", "sufix"], "did you mean 'suffix'"),
+        (["--server", "localhost:8080"], "--server 'localhost:8080' is not allowed"),
         (["--prompts", "nowhere.jsonl"], "does not exist"),
     ],
 )

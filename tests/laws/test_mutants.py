@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from outrider.control.cost import one_context
 from outrider.control.fixed import FixedController
 from outrider.core.protocols import Verifier
 from outrider.core.registry import verifier_class
@@ -14,6 +13,7 @@ from outrider.core.types import SamplingParams, Sequence
 from outrider.verify.block import BlockVerifier
 from outrider.verify.chain import ChainVerifier
 from outrider.verify.match import MatchVerifier
+from tests.given_costs import one_context
 from tests.laws import mutants
 from tests.laws.harness import (
     EXACT,

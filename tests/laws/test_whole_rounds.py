@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from outrider.control.cost import one_context
 from outrider.control.fixed import FixedController
 from outrider.control.governor import GovernorController
 from outrider.core.draft import DraftLaw
 from outrider.core.protocols import Controller
 from outrider.core.registry import verifier_class
 from outrider.core.types import SamplingParams, Sequence
+from tests.given_costs import one_context
 from tests.laws.harness import EXACT, rules, total_variation
 from tests.laws.rounds import (
     BudgetController,

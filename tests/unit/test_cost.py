@@ -7,9 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from outrider.control.cost import SCHEMA, CostModel, Curve, DraftCost, DraftCurves, one_context
+from outrider.control.cost import SCHEMA, CostModel, Curve, DraftCost, DraftCurves
 from outrider.control.cost_cache import CostKey, find_costs, identity_of_files, keep_costs
 from outrider.errors import ConfigError
+from tests.given_costs import one_context
 
 KEY = CostKey("f00", "quantised", "cpu", "some processor", 2, "avx2", "build 1")
 QUICK = DraftCurves(Curve.rising({1: 1e-5}), Curve.rising({1: 1e-5}))
@@ -51,7 +52,6 @@ def test_passes_by_rows_and_context() -> None:
     assert costs.v(32, 64) == pytest.approx(2.8)
     assert costs.round_s(1, 64, greedy=True) == pytest.approx(0.0106)
     assert costs.round_s(1, 64, greedy=False) == pytest.approx(0.0115)
-    assert costs.c("head", 8, 64) == pytest.approx(0.009 / 8 / 0.0106)
     costs = CostModel.measured({64: {1: 2.0, 2: 2.0}, 512: {1: 1.0, 2: 3.0}}, {1: 0.0}, {1: 0.0}, -1.0, {})
     assert (costs.pass_s(1, 512), costs.pass_s(2, 512)) == (2.0, 3.0), "a longer context is not cheaper"
     assert costs.overhead_s == 0.0

@@ -7,10 +7,11 @@ import random
 import pytest
 
 from outrider.control.acceptance import Acceptance, SharedAcceptance, alpha_of
-from outrider.control.cost import CostModel, Curve, DraftCost, DraftCurves, one_context
+from outrider.control.cost import CostModel, Curve, DraftCost, DraftCurves
 from outrider.control.governor import LOG_LENGTH, GovernorController
 from outrider.core.types import SamplingParams, Sequence
 from outrider.errors import ConfigError
+from tests.given_costs import one_context
 
 V = (1.0, 1.05, 1.1, 1.16, 1.22, 1.3, 1.4, 1.5, 1.6)
 COSTS = one_context(

@@ -10,7 +10,6 @@ from outrider import LLM, SamplingParams
 from outrider.bench.lanes import Lane
 from outrider.bench.measure import bench
 from outrider.bench.summary import ALL, summarise
-from outrider.control.cost import one_context
 from outrider.core.draft import SeqDraft
 from outrider.drafters.draft_model import DraftModelDrafter
 from outrider.drafters.fixed import FixedDrafter
@@ -25,6 +24,7 @@ from outrider.tune.record import Asked, record
 from outrider.tune.replay import replay, rounds
 from outrider.tune.run import Wanted, tune
 from outrider.tune.verdict import Check, decide
+from tests.given_costs import one_context
 from tests.tiny import byte_tokenizer, cycle_model, random_table
 
 PROMPTS = [

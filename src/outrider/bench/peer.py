@@ -53,14 +53,15 @@ class Peer:
         model: str | None = None,
         api_key: str | None = None,
         timeout_s: float = 600.0,
+        option: str = "--peer-url",
     ) -> None:
         base = url.rstrip("/").removesuffix("/v1")
         try:
             parsed = httpx.URL(base)
         except httpx.InvalidURL as error:
-            raise ConfigError(f"--peer-url {url!r} is not a URL ({error}): give http://host:port") from None
+            raise ConfigError(f"{option} {url!r} is not a URL ({error}): give http://host:port") from None
         if parsed.scheme not in ("http", "https") or not parsed.host:
-            raise ConfigError(f"--peer-url {url!r} is not allowed: give http://host:port or https://host")
+            raise ConfigError(f"{option} {url!r} is not allowed: give http://host:port or https://host")
         self.url = base
         self.sources: set[str] = set()
         self._extras: dict[str, object] = {"cache_prompt": False}

@@ -174,7 +174,11 @@ class _Tune:
         from outrider.bench.peer import Peer
         from outrider.tune.run import tune as tune_all
 
-        with closing(Peer(url, api_key=os.environ.get("OUTRIDER_PEER_KEY"))) if url else nullcontext() as peer:
+        with (
+            closing(Peer(url, api_key=os.environ.get("OUTRIDER_PEER_KEY"), option="--server"))
+            if url
+            else nullcontext() as peer
+        ):
             if peer is not None:
                 peer.connect()
             machine = machine_facts()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Mapping
-from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -178,10 +177,6 @@ class CostModel:
         """A pass over `rows` rows relative to one row."""
         return self.pass_s(rows, context) / self.pass_s(1, context)
 
-    def c(self, drafter: str, k: int, context: float) -> float:
-        """A drafted token, of K, relative to a plain greedy round."""
-        return self.draft_s(drafter, k, greedy=True) / k / self.round_s(1, context, greedy=True) if k else 0.0
-
     def _draft(self, drafter: str) -> DraftCost:
         if drafter not in self.drafters:
             known = ", ".join(self.drafters) or "none"
@@ -225,13 +220,3 @@ def _seconds(values: JsonObject, key: str) -> float:
     if not 0 <= (number := values.number(key)) < MOST_SECONDS:
         raise ModelFileError(f"{values.path}: {key!r} is {number}, expected seconds, from 0 to {MOST_SECONDS:g}")
     return number
-
-
-def one_context(passes: Mapping[int, float], drafters: Mapping[str, Seq[float]], *, context: int = 0) -> CostModel:
-    """A cost model from given figures: passes by rows, and by drafter the seconds of drafts of 1, 2, ... tokens."""
-    costs = {}
-    for name, seconds in drafters.items():
-        curve = Curve.rising(dict(enumerate(seconds, 1)))
-        curves = DraftCurves(curve, curve)
-        costs[name] = DraftCost(curves, curves, 1, identity="given")
-    return CostModel.measured({context: passes}, {1: 0.0}, {1: 0.0}, 0.0, costs)

@@ -101,20 +101,11 @@ class LLM:
         controller_class(controller)
         check_options(asked, rule, threads, k, has_draft=draft_model is not None)
         rides = draft_model is not None and any("head" in needs_of(name) for name in asked)
-        target = open_model(model, dtype=dtype, device=device, offline=offline, progress=progress, on_load=on_load)
-        draft = (
-            open_model(
-                draft_model,
-                dtype=draft_dtype,
-                device=device,
-                draft=draft_model != model,  # as its own draft a model keeps its precision, so that all is accepted
-                offline=offline,
-                progress=progress,
-                on_load=on_load,
-            )
-            if draft_model is not None and not rides
-            else None
-        )
+        opening = partial(open_model, offline=offline, progress=progress, on_load=on_load)
+        target = opening(model, dtype=dtype, device=device)
+        draft = None
+        if draft_model is not None and not rides:  # as its own draft a model keeps its precision: all is accepted
+            draft = opening(draft_model, dtype=draft_dtype, device=device, draft=draft_model != model)
         heads = (
             find_heads(asked, target, draft_model, dtype=draft_dtype, offline=offline, progress=progress)
             if rides or (draft is None and _may_ride(asked, k))
@@ -141,13 +132,13 @@ class LLM:
         self._identify: Callable[[], dict[str, str]] | None = partial(
             drafter_identities, [name for name in names if name != "none"], draft, heads, drafter_options
         )
-        decides: Controller
-        if governed:
-            decides, why = build_governor(target, self.drafter_identities(), heads, self.k)
-            self.plan.append(why)
-        else:
-            decides = controller_class("fixed")(self.k)
+        decides = self._governor(target, heads) if governed else controller_class("fixed")(self.k)
         self._finish(target.model, drafters, decides, rule, target.tokenizer, target.template, max_batch, on_trace)
+
+    def _governor(self, target: LoadedModel, heads: Mapping[str, OpenedHead]) -> Controller:
+        decides, why = build_governor(target, self.drafter_identities(), heads, self.k)
+        self.plan.append(why)
+        return decides
 
     @classmethod
     def from_parts(
