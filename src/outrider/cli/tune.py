@@ -174,11 +174,8 @@ class _Tune:
         from outrider.bench.peer import Peer
         from outrider.tune.run import tune as tune_all
 
-        with (
-            closing(Peer(url, api_key=os.environ.get("OUTRIDER_PEER_KEY"), option="--server"))
-            if url
-            else nullcontext() as peer
-        ):
+        key = os.environ.get("OUTRIDER_PEER_KEY")
+        with closing(Peer(url, api_key=key, option="--server")) if url else nullcontext() as peer:
             if peer is not None:
                 peer.connect()
             machine = machine_facts()
