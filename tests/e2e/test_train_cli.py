@@ -85,6 +85,19 @@ def test_card_log_and_plot_say_what_was_done(world: dict[str, Path], trained: tu
     assert json.loads((out / "run.json").read_text())["made_with"]["torch"] == torch.__version__
 
 
+@pytest.mark.parametrize("kind", ["eagle3", "medusa", "dspark"])
+def test_products_of_bfloat16_learn_nearly_the_same(world: dict[str, Path], tmp_path: Path, kind: str) -> None:
+    losses = []
+    for precision in ("float32", "bfloat16"):
+        out = tmp_path / precision
+        assert main(command(world, kind, out, "--precision", precision, "--quiet")) == 0
+        assert json.loads((out / "run.json").read_text())["made_with"]["products"] == precision
+        last = json.loads((out / "log.jsonl").read_text().splitlines()[-1])
+        losses.append(last["held_out"]["loss"])
+    assert losses[0] != losses[1]
+    assert losses[1] == pytest.approx(losses[0], rel=0.05)
+
+
 def test_a_finished_run_is_not_trained_again(world: dict[str, Path], trained: tuple[str, Path]) -> None:
     kind, out = trained
     weights = out / "head" / (MEDUSA if kind == "medusa" else SAFETENSORS)
@@ -194,6 +207,7 @@ def test_a_dry_run_says_what_it_takes_and_writes_nothing(
         (["--layers", "one"], "--layers 'one' is not allowed"),
         (["--epochs", "0"], "epochs = 0 is not allowed"),
         (["--lr", "0"], "lr = 0.0 is not allowed"),
+        (["--precision", "half"], "precision = 'half' is not allowed: give auto, float32 or bfloat16"),
         (["--follow-ups", "2"], "follow_ups = 2.0 is not allowed"),
         (["--readings", "-1"], "readings = -1.0 is not allowed"),
         (["--readings", "0.6"], "readings = 0.6 and written = 0.5 are not allowed together"),

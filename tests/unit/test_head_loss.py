@@ -53,6 +53,27 @@ def test_loss_and_gradients_are_those_of_the_formula(
     assert float((found.overlap_M > 1).sum()) == 0
 
 
+def test_products_of_bfloat16_change_loss_and_gradients_little() -> None:
+    generator = torch.Generator().manual_seed(4)
+    aims = random_aims(generator)
+    shapes = ((ROWS, WIDTH), (DRAFTS, WIDTH), (ROWS, RANK), (DRAFTS, RANK))
+    inputs = x, head, biased, bias = [torch.randn(shape, generator=generator).requires_grad_() for shape in shapes]
+
+    def found(*, narrow: bool) -> tuple[Tensor, ...]:
+        with torch.autocast("cpu", torch.bfloat16, enabled=narrow):
+            loss = fused_loss(
+                x, head, aims, torch.arange(ROWS), weight_M=torch.ones(ROWS) / ROWS, tv=0.5, bias=Bias(biased, bias)
+            ).loss
+        return loss.detach(), *torch.autograd.grad(loss, inputs)
+
+    (wide, *wide_grads), (narrow, *narrow_grads) = found(narrow=False), found(narrow=True)
+    assert float(narrow) != float(wide)
+    assert float(narrow) == pytest.approx(float(wide), rel=1e-2)
+    for a, b in zip(narrow_grads, wide_grads, strict=True):
+        assert a.dtype == torch.float32
+        assert float(torch.cosine_similarity(a.flatten(), b.flatten(), dim=0)) > 0.999
+
+
 def test_what_is_frozen_gets_no_gradient() -> None:
     generator = torch.Generator().manual_seed(2)
     aims = random_aims(generator)

@@ -54,6 +54,9 @@ Batch = Annotated[int, typer.Option(metavar="N", help="Conversations that are an
 Epochs = Annotated[int, typer.Option(metavar="N", help="Times that the harvest is gone through.")]
 Rate = Annotated[float, typer.Option("--lr", metavar="RATE", help="The highest learning rate.")]
 BatchTokens = Annotated[int, typer.Option(metavar="N", help="Tokens of a training step.")]
+Precision = Annotated[
+    str, typer.Option(metavar="TYPE", help="Of the products: bfloat16, float32; auto: what is fastest here.")
+]
 DraftVocab = Annotated[int, typer.Option(metavar="N", help="Tokens that the head can say, the frequent ones; 0: all.")]
 Layers = Annotated[
     str | None,
@@ -103,6 +106,7 @@ def train(
     epochs: Epochs = 3,
     lr: Rate = 8e-4,
     batch_tokens: BatchTokens = 1024,
+    precision: Precision = "auto",
     draft_vocab: DraftVocab = 8192,
     layers: Layers = None,
     depth: Depth = 2,
@@ -150,7 +154,7 @@ def train(
         draft_model=draft_model or "",
         start=start or "",
     )
-    training = TrainSettings(epochs=epochs, lr=lr, batch_tokens=batch_tokens, seed=seed)
+    training = TrainSettings(epochs=epochs, lr=lr, batch_tokens=batch_tokens, precision=precision, seed=seed)
     opened = _open(model, threads, offline, quiet)
     harvest = HarvestSettings(
         conversations=len(chosen) if conversations is None else conversations,

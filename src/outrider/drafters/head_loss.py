@@ -23,6 +23,12 @@ BLOCK_NUMBERS = 1 << 20
 LEAST_ROWS = 64
 
 
+def working_dtype(x: Tensor) -> torch.dtype:
+    """In which products of `x` are made: that of autocast where it is on, else its own."""
+    kind = x.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+
+
 class RowLosses(NamedTuple):
     """The loss, differentiable; and by row the cross-entropy (0 where the likeliest token is not in the draft
     vocabulary), whether the likeliest tokens agree, and the overlap."""
@@ -77,25 +83,27 @@ class _FusedLoss(torch.autograd.Function):
         ce: float,
         tv: float,
     ) -> tuple[Tensor, ...]:
-        rows, pairs = len(x_Md), [(x_Md, head_Sd)]
+        rows, working = len(x_Md), working_dtype(x_Md)
+        pairs = [(x_Md.to(working), head_Sd.to(working))]
         if input_Mr is not None and weight_Sr is not None:
-            pairs.append((input_Mr, weight_Sr))
+            pairs.append((input_Mr.to(working), weight_Sr.to(working)))
         wanted = ctx.needs_input_grad
         grads = [
-            (torch.empty_like(x) if wanted[2 * i] else None, torch.zeros_like(w) if wanted[2 * i + 1] else None)
+            (x_Md.new_empty(x.shape) if wanted[2 * i] else None, x_Md.new_zeros(w.shape) if wanted[2 * i + 1] else None)
             for i, (x, w) in enumerate(pairs)
         ]
         ce_weight_M, tv_weight_M = ce * weight_M * usable_M, tv * weight_M
         aim_MC = p_MC / p_MC.sum(-1, keepdim=True).clamp(min=1e-9)
         cross_entropy_M, agrees_M, overlap_M = x_Md.new_zeros(3, rows).unbind()
         step = max(LEAST_ROWS, BLOCK_NUMBERS // len(head_Sd))
-        room = x_Md.new_empty(min(step, rows), len(head_Sd))
+        room = x_Md.new_empty((min(step, rows), len(head_Sd)), dtype=working)
         for start in range(0, rows, step):
             block = slice(start, start + step)
             columns_cC, aim_cC, p_cC = columns_MC[block], aim_MC[block], p_MC[block]
-            logits_cS = torch.mm(x_Md[block], head_Sd.T, out=room[: len(aim_cC)])
+            logits_cS = torch.mm(pairs[0][0][block], pairs[0][1].T, out=room[: len(aim_cC)])
             for x, w in pairs[1:]:
                 logits_cS.addmm_(x[block], w.T)
+            logits_cS = logits_cS.to(x_Md.dtype)
             top_c1, likeliest_c1 = logits_cS.max(-1, keepdim=True)
             known_cC = logits_cS.gather(-1, columns_cC) - top_c1
             exp_cS = logits_cS.sub_(top_c1).exp_()
@@ -111,12 +119,12 @@ class _FusedLoss(torch.autograd.Function):
             of_ce_c1, of_tv_c1 = ce_weight_M[block, None], tv_weight_M[block, None]
             whole_c1 = (of_ce_c1 + of_tv_c1 * less_cC.sum(-1, keepdim=True)) / sum_c1
             known_cC = -(of_ce_c1 * aim_cC + of_tv_c1 * less_cC)
-            d_logits_cS = exp_cS.mul_(whole_c1).scatter_add_(-1, columns_cC, known_cC)
+            d_logits_cS = exp_cS.mul_(whole_c1).scatter_add_(-1, columns_cC, known_cC).to(working)
             for (x, w), (grad_x, grad_w) in zip(pairs, grads, strict=True):
                 if grad_x is not None:
-                    torch.mm(d_logits_cS, w, out=grad_x[block])
+                    grad_x[block] = d_logits_cS @ w
                 if grad_w is not None:
-                    grad_w.addmm_(d_logits_cS.T, x[block])
+                    grad_w += d_logits_cS.T @ x[block]
         ctx.gradients = [grad for pair in grads for grad in pair]
         ctx.mark_non_differentiable(cross_entropy_M, agrees_M, overlap_M)
         loss = (ce_weight_M * cross_entropy_M + tv_weight_M * (1 - overlap_M)).sum()

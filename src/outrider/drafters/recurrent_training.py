@@ -124,7 +124,7 @@ def learn_to_draft(
         none = [0.0] * len(weights)
         return Losses(net.norm.weight.sum() * 0.0, none, none, none)
     tokens_X, counted_X = lesson.tokens_BT.flatten(), lesson.counted_BT.flatten()
-    g_Md = fuse(lesson.features_BTF.flatten(0, 1)[rows.flat_M])
+    g_Md = fuse(lesson.features_BTF.flatten(0, 1)[rows.flat_M]).float()  # the residual stays wide under autocast
     first: tuple[Tensor, Tensor] | None = None
     own: list[tuple[Tensor, Tensor]] = []
     by_step = []

@@ -93,7 +93,7 @@ class TrainRun:
     def begin(self) -> None:
         """Writes down what is asked for; a folder that was begun must have been asked for the same."""
         asked = {"target": self.identity.names[0], **asdict(self.settings)}
-        write_manifest(self.folder, RUN, asked | {"made_with": _made_with(self.folder / RUN)})
+        write_manifest(self.folder, RUN, asked | {"made_with": _made_with(self.folder / RUN, self.settings.train)})
 
     def plan(self) -> list[Decision]:
         """What the run will take, before it starts."""
@@ -199,7 +199,7 @@ def native(opened: LoadedModel) -> Decoder:
     return opened.model
 
 
-def _made_with(path: Path) -> dict[str, object]:
+def _made_with(path: Path, train: TrainSettings) -> dict[str, object]:
     """Versions and machine; those of a run that was begun stay."""
     if path.exists():
         begun = JsonObject.read(path).values.get("made_with")
@@ -210,6 +210,7 @@ def _made_with(path: Path) -> dict[str, object]:
         "torch": torch.__version__,
         "python": platform.python_version(),
         "threads": torch.get_num_threads(),
+        "products": str(train.working_dtype).removeprefix("torch."),
     }
 
 

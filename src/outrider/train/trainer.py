@@ -18,9 +18,9 @@ from typing import Any
 import torch
 
 from outrider.core.rng import fold_seed
-from outrider.drafters.head_training import Losses
+from outrider.drafters.head_training import Lesson, Losses
 from outrider.drafters.options import require_int, require_number
-from outrider.errors import ModelFileError
+from outrider.errors import ConfigError, ModelFileError
 from outrider.train.heads import TrainedHead
 from outrider.train.lessons import Lessons, Place
 from outrider.train.shards import write_whole
@@ -30,6 +30,9 @@ LOG = "log.jsonl"
 SAVE_EVERY = 100
 EVALUATE_EVERY = 200
 """Steps."""
+EVALUATED = 64
+"""Held-out sequences of an evaluation, evenly among all there are."""
+PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +43,8 @@ class TrainSettings:
     clip           of the gradient's norm
     batch_tokens   of a step, padding included
     longest        tokens of a sequence that are used
+    precision      in which products are made; "auto": bfloat16 where the processor multiplies tiles of it, else
+                   float32. Weights and sums are float32
     """
 
     epochs: int = 3
@@ -49,6 +54,7 @@ class TrainSettings:
     clip: float = 1.0
     batch_tokens: int = 1024
     longest: int = 1280
+    precision: str = "auto"
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -56,6 +62,17 @@ class TrainSettings:
             require_int("train", name, getattr(self, name), low)
         for name, least, most in (("lr", 1e-9, 1.0), ("warm_up", 0.0, 1.0), ("clip", 1e-9, 1e9)):
             require_number("train", name, getattr(self, name), least, most)
+        if self.precision not in ("auto", *PRECISIONS):
+            raise ConfigError(
+                f"train: precision = {self.precision!r} is not allowed: give auto, {' or '.join(PRECISIONS)}"
+            )
+
+    @property
+    def working_dtype(self) -> torch.dtype:
+        """In which products are made here."""
+        if self.precision == "auto":
+            return torch.bfloat16 if torch.cpu._is_amx_tile_supported() else torch.float32
+        return PRECISIONS[self.precision]
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,9 +136,10 @@ class Trainer:
         """On the held-out sequences, teacher-forced: agreement and overlap by draft position."""
         generator = self._generator(-1)
         found, weights = list[Losses](), list[int]()
-        for batch in self.lessons.in_batches(self.lessons.held_out):
+        held_out = self.lessons.held_out
+        for batch in self.lessons.in_batches(held_out[:: -(-len(held_out) // EVALUATED)]):
             lesson = self.lessons.lesson(batch, answers_only=True)
-            found.append(self.head.loss(lesson, generator, 1.0))
+            found.append(self._loss(lesson, generator, 1.0))
             weights.append(int(lesson.counted_BT.sum()))
         return {
             "loss": _mean([losses.loss_by_position for losses in found], weights),
@@ -137,12 +155,17 @@ class Trainer:
     def _one_step(self, step: int, batch: list[Place]) -> Losses:
         for group in self._optimizer.param_groups:
             group["lr"] = self._rate(step)
-        losses = self.head.loss(self.lessons.lesson(batch), self._generator(step), step / self.steps)
+        losses = self._loss(self.lessons.lesson(batch), self._generator(step), step / self.steps)
         self._optimizer.zero_grad()
         losses.total.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(self._parameters, self.settings.clip)
         self._optimizer.step()
         return losses
+
+    def _loss(self, lesson: Lesson, generator: torch.Generator, progress: float) -> Losses:
+        working = self.settings.working_dtype
+        with torch.autocast(lesson.counted_BT.device.type, working, enabled=working != torch.float32):
+            return self.head.loss(lesson, generator, progress)
 
     def _rate(self, step: int) -> float:
         warm = max(1, round(self.settings.warm_up * self.steps))
