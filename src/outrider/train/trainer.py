@@ -50,7 +50,7 @@ class TrainSettings:
     epochs: int = 3
     lr: float = 8e-4
     warm_up: float = 0.04
-    weight_decay: float = 0.01
+    weight_decay: float = 0.1
     clip: float = 1.0
     batch_tokens: int = 1024
     longest: int = 1280
