@@ -353,7 +353,7 @@ def test_every_precision_is_one_of_the_kernels(dtype: str) -> None:
     drafter = ride(options={"dtype": dtype})
     assert drafter.dtype == torch.float32  # of the activations
     packed = drafter.net.fc.packed.dtype
-    assert packed == {"auto": "Q8_0", "int8": "Q8_0", "int4": "Q4_0"}.get(dtype, getattr(torch, dtype, None))
+    assert packed == {"auto": "Q4_0", "int8": "Q8_0", "int4": "Q4_0"}.get(dtype, getattr(torch, dtype, None))
 
 
 @pytest.mark.parametrize("dtype", ["quantised", "float16"])

@@ -52,7 +52,7 @@ class BlockDrafter(HeadDrafter[BlockState]):
     target        the model that the head rides on
     identity      what the target is called and what its token ids stand for; None: sizes alone are compared
     other_target  accept a head whose file names another target; sizes and token ids must agree anyway
-    dtype         of the head's weights: "int8", "int4", "bfloat16", "float32", or "auto" (int8 where the CPU kernels
+    dtype         of the head's weights: "int8", "int4", "bfloat16", "float32", or "auto" (int4 where the CPU kernels
                   run, float32 on other CPUs, the file's own elsewhere)
     draft_sample_method, greedy_below_temperature   as `draft_model`
     min_confidence   no token is drafted, nor any behind it, that the head gives less probability to be accepted; the

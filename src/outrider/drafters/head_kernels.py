@@ -18,13 +18,14 @@ TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 def choose_dtype(drafter: str, dtype: str, device: torch.device, own: torch.dtype) -> tuple[torch.dtype, str | None]:
     """(of the activations, of the packed matrices or None where torch multiplies) for a head's option `dtype`.
 
-    "auto" is int8 where the CPU kernels run, float32 on other CPUs, the file's `own` elsewhere. Raises ConfigError.
+    "auto" is int4 where the CPU kernels run (more bits cost more time than the drafts they win), float32 on other CPUs,
+    the file's `own` elsewhere. Raises ConfigError.
     """
     if dtype not in ("auto", *PACKED_DTYPES):
         allowed = ", ".join(("auto", *PACKED_DTYPES))
         raise ConfigError(f"{drafter}: dtype = {dtype!r} is not allowed: choose one of {allowed}")
     if device.type == "cpu" and kernels.available():
-        return torch.float32, "int8" if dtype == "auto" else dtype
+        return torch.float32, "int4" if dtype == "auto" else dtype
     if dtype != "auto" and dtype not in TORCH_DTYPES:
         where = f"the target is on {device}" if device.type != "cpu" else kernels.why()
         raise ConfigError(f"{drafter}: dtype = {dtype!r} needs the CPU kernels ({where}): take auto or float32")

@@ -46,7 +46,7 @@ class RecurrentDrafter(HeadDrafter[RecurrentState], Generic[N]):
     target        the model that the head rides on
     identity      what the target is called and what its token ids stand for; None: sizes alone are compared
     other_target  accept a head whose file names another target; sizes and token ids must agree anyway
-    dtype         of the head's weights: "int8", "int4", "bfloat16", "float32", or "auto" (int8 where the CPU kernels
+    dtype         of the head's weights: "int8", "int4", "bfloat16", "float32", or "auto" (int4 where the CPU kernels
                   run, float32 on other CPUs, the file's own elsewhere)
     draft_sample_method, greedy_below_temperature, min_confidence   as `draft_model`
 

@@ -28,8 +28,8 @@ from outrider.train.shards import write_whole
 CHECKPOINT = "checkpoint.pt"
 LOG = "log.jsonl"
 SAVE_EVERY = 100
-EVALUATE_EVERY = 200
-"""Steps."""
+EVALUATE_EVERY, EVALUATIONS = 200, 12
+"""Steps from one evaluation to the next, at least; and about how many there are in a long run."""
 EVALUATED = 64
 """Held-out sequences of an evaluation, evenly among all there are."""
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -111,11 +111,12 @@ class Trainer:
 
     def run(self, on_step: Callable[[Progressed], None]) -> None:
         """Trains to the end."""
+        every = max(EVALUATE_EVERY, self.steps // EVALUATIONS)
         for step, batch in self._batches():
             losses = self._one_step(step, batch)
             self.step = step + 1
             last = self.step == self.steps
-            held_out = self.evaluate() if last or self.step % EVALUATE_EVERY == 0 else None
+            held_out = self.evaluate() if last or self.step % every == 0 else None
             done = Progressed(
                 self.step,
                 self.steps,
