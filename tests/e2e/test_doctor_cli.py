@@ -213,7 +213,7 @@ def test_a_level_that_does_not_exist_is_one_line():
     call = [sys.executable, "-m", "outrider.cli.main", "doctor"]
     run = subprocess.run(call, capture_output=True, text=True, env=environment, timeout=300)
     assert (run.returncode, run.stdout) == (2, "")
-    assert "OUTRIDER_CPU=sse2 is unknown; allowed: portable, avx2, avx512, torch" in run.stderr
+    assert "OUTRIDER_CPU=sse2 is unknown; allowed: portable, avx2, avx512, amx, torch" in run.stderr
     assert run.stderr.count("\n") == 1
 
 
