@@ -120,28 +120,30 @@ void add_products(const Products* products, const Turn& turn, std::size_t row, f
 
 // Halves of blocks: wide passes have no blocks of fewer than 11 rows.
 template <bool Offset>
-void add_products_of(std::size_t count, const Products* products, const Turn& turn, std::size_t row, float* total) {
-  switch (count) {
-    case 5: return add_products<Offset, 5>(products, turn, row, total);
-    case 6: return add_products<Offset, 6>(products, turn, row, total);
-    case 7: return add_products<Offset, 7>(products, turn, row, total);
-    case 8: return add_products<Offset, 8>(products, turn, row, total);
+void add_products_of(Rows half, const Products* products, const Turn& turn, float* total) {
+  switch (half.count) {
+    case 5: return add_products<Offset, 5>(products, turn, half.first, total);
+    case 6: return add_products<Offset, 6>(products, turn, half.first, total);
+    case 7: return add_products<Offset, 7>(products, turn, half.first, total);
+    case 8: return add_products<Offset, 8>(products, turn, half.first, total);
   }
 }
 
-// Asks for memory from `soon` on, so many lines for each group.
-void multiply_block(const std::int8_t* x, const Turn& turn, const std::uint8_t* soon, std::size_t lines, Products* products) {
+// Memory that is needed soon.
+struct Soon {
+  const std::uint8_t* at;
+  const std::uint8_t* end;
+
+  void ask(std::size_t lines) {
+    for (; lines && at < end; --lines, at += 64) __builtin_prefetch(at);
+  }
+};
+
+void multiply_block(const std::int8_t* x, const Turn& turn, Soon& soon, std::size_t lines, Products* products) {
   for (std::size_t g = 0; g < turn.groups; ++g, x += 32 * turn.rows) {
-    for (std::size_t line = 0; line < lines; ++line, soon += 64) __builtin_prefetch(soon);
+    soon.ask(lines);
     multiply(x, turn.ready[g], products[g]);
   }
-}
-
-template <bool Offset>
-void add_block(const Products* products, const Turn& turn, float* total) {
-  const std::size_t upper = (turn.rows + 1) / 2;
-  add_products_of<Offset>(upper, products, turn, 0, total);
-  add_products_of<Offset>(turn.rows - upper, products, turn, upper, total);
 }
 
 // The columns of y that a vector of a panel has, and their bias.
@@ -182,23 +184,30 @@ struct WideTasks {
 template <class Code, class Scale>
 void wide_panel(const WideTasks& tasks, std::size_t panel, Rows blocks, float* total) {
   const QuantLinearJob& job = tasks.job;
-  const std::size_t groups = job.k / 32, turns = blocks_of(groups, kTurn<Scale>), lines = (Scale::kGroupBytes + Code::kBytes) / 64 + 1;
+  const std::size_t groups = job.k / 32, turns = blocks_of(groups, kTurn<Scale>);
   const std::size_t first = block_rows(job.rows, kTileRows, blocks.first).first;
   Ready ready[kTurn<Scale>];
   Products products[kTurn<Scale>];
   const std::uint8_t* w = job.packed + panel * job.panel_bytes;
   for (std::size_t t = 0; t < turns; ++t) {
     const Rows turn = block_rows(groups, kTurn<Scale>, t);
-    w = make_ready<Code, Scale>(w, turn.count, ready);
+    const std::uint8_t* next = make_ready<Code, Scale>(w, turn.count, ready);
+    Soon soon{next, next + (next - w)};
+    w = next;
+    const std::size_t lines = (Scale::kGroupBytes + Code::kBytes) / (64 * blocks.count) + 1;
     for (std::size_t block = blocks.first; block < blocks.first + blocks.count; ++block) {
       const Rows rows = block_rows(job.rows, kTileRows, block);
       const std::size_t done = rows.first * groups + rows.count * turn.first;
       const Turn of{ready, tasks.x.scales + done, tasks.x.scaled_sums + done, rows.count, turn.count, t == 0};
       float* of_block = total + (rows.first - first) * kPanel;
-      multiply_block(tasks.x.codes + 32 * done, of, w, block == blocks.first ? lines : 0, products);
-      if (t + 1 == turns) ask_for_panel(job, panel, rows);
-      add_block<Scale::kOffset>(products, of, of_block);
-      if (t + 1 == turns) put_panel(job, panel, rows, of_block);
+      multiply_block(tasks.x.codes + 32 * done, of, soon, lines, products);
+      for (std::size_t h = 0; h < 2; ++h) {
+        const Rows half = block_rows(rows.count, kTileRows / 2, h);
+        const Rows of_y{rows.first + half.first, half.count};
+        if (t + 1 == turns) ask_for_panel(job, panel, of_y);
+        add_products_of<Scale::kOffset>(half, products, of, of_block);
+        if (t + 1 == turns) put_panel(job, panel, of_y, of_block + half.first * kPanel);
+      }
     }
   }
 }
