@@ -1,5 +1,5 @@
-// The level above AVX-512: wide passes over quantised weights make their integer products in AMX tiles. The sums in float32 that
-// follow are those of quantised.inl in the same order, so a row's result is the same bit for bit. All else is AVX-512's.
+// The level above AVX-512: wide passes over quantised weights make their integer products in AMX tiles. The sums in float32
+// that follow are those of quantised.inl in the same order, so a row's result is the same bit for bit. All else is AVX-512's.
 //
 // Compiled for these instruction sets alone; no standard containers, as in kernels_avx512.cpp.
 #include "vec_avx512.h"
@@ -17,7 +17,7 @@
 namespace outrider {
 namespace {
 
-constexpr std::size_t kWideRows = 24;          // from here on tiles are faster
+constexpr std::size_t kWideRows = 20;          // from here on tiles are faster
 constexpr std::size_t kTileRows = 16;
 constexpr std::size_t kStep = 64;              // bytes of a full row of a tile
 constexpr std::size_t kQuads = 8;              // of a group
@@ -104,7 +104,8 @@ void add_products(const Products* products, const Turn& turn, std::size_t row, f
   total += row * kPanel;
   Vec::F sum[R][kVectors];
   for (int r = 0; r < R; ++r)
-    for (std::size_t v = 0; v < kVectors; ++v) sum[r][v] = turn.first ? Vec::all(0.0f) : Vec::load(total + r * kPanel + v * Vec::kLanes);
+    for (std::size_t v = 0; v < kVectors; ++v)
+      sum[r][v] = turn.first ? Vec::all(0.0f) : Vec::load(total + r * kPanel + v * Vec::kLanes);
   for (std::size_t g = 0; g < groups; ++g, scales += rows, sums += rows) {
     for (int r = 0; r < R; ++r)
       for (std::size_t v = 0; v < kVectors; ++v) {
@@ -118,7 +119,7 @@ void add_products(const Products* products, const Turn& turn, std::size_t row, f
     for (std::size_t v = 0; v < kVectors; ++v) Vec::store(total + r * kPanel + v * Vec::kLanes, sum[r][v]);
 }
 
-// Halves of blocks: wide passes have no blocks of fewer than 11 rows.
+// Halves of blocks: a wide pass has none of fewer than 10 rows.
 template <bool Offset>
 void add_products_of(Rows half, const Products* products, const Turn& turn, float* total) {
   switch (half.count) {
@@ -146,24 +147,15 @@ void multiply_block(const std::int8_t* x, const Turn& turn, Soon& soon, std::siz
   }
 }
 
-// The columns of y that a vector of a panel has, and their bias.
-struct Columns {
-  __mmask16 there;
-  float* y;
-  Vec::F bias;
-
-  Columns(const QuantLinearJob& job, std::size_t column, std::size_t row) : y(job.y + row * job.y_step + column) {
-    const std::size_t left = column < job.n ? job.n - column : 0;
-    there = static_cast<__mmask16>(left < 16 ? (1u << left) - 1 : 0xffff);
-    bias = job.bias ? _mm512_maskz_loadu_ps(there, job.bias + column) : Vec::all(-0.0f);  // added to -0, 0 would be 0
-  }
-};
-
+// Rows of `total` to y, with the bias.
 void put_panel(const QuantLinearJob& job, std::size_t panel, Rows rows, const float* total) {
   for (std::size_t v = 0; v < kVectors; ++v) {
-    const Columns columns(job, panel * kPanel + v * Vec::kLanes, rows.first);
+    const std::size_t column = panel * kPanel + v * Vec::kLanes, left = column < job.n ? job.n - column : 0;
+    const __mmask16 there = static_cast<__mmask16>(left < 16 ? (1u << left) - 1 : 0xffff);
+    const Vec::F bias = job.bias ? _mm512_maskz_loadu_ps(there, job.bias + column) : Vec::all(-0.0f);  // -0 + 0 would be 0
+    float* y = job.y + rows.first * job.y_step + column;
     for (std::size_t r = 0; r < rows.count; ++r)
-      _mm512_mask_storeu_ps(columns.y + r * job.y_step, columns.there, Vec::load(total + r * kPanel + v * Vec::kLanes) + columns.bias);
+      _mm512_mask_storeu_ps(y + r * job.y_step, there, Vec::load(total + r * kPanel + v * Vec::kLanes) + bias);
   }
 }
 
