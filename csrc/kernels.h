@@ -50,7 +50,8 @@ struct AttentionJob {
 };
 
 struct Kernels {
-  std::size_t panel;  // output columns that are packed together
+  std::size_t panel;      // output columns that are packed together
+  std::size_t wide_rows;  // from here on quantised products are made in AMX tiles; 0: never
   void (*pack)(const void* weight, void* packed, std::size_t n, std::size_t k, Dtype dtype);
   void (*linear)(const LinearJob& job);
   void (*quant_linear)(const QuantLinearJob& job);
@@ -71,6 +72,9 @@ const Kernels& portable_kernels();
 #if defined(OUTRIDER_X86)
 const Kernels& avx2_kernels();
 const Kernels& avx512_kernels();
+#endif
+#if defined(OUTRIDER_AMX)
+const Kernels& amx_kernels();
 #endif
 
 }  // namespace outrider

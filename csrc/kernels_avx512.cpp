@@ -7,17 +7,23 @@
 #include "pool.h"
 #include "scratch.h"
 
+#include "panels.inl"
+
 #include "linear.inl"
 #include "rows.inl"
 
 #include "attention.inl"
 #include "encode.inl"
+
+#include "codes.inl"
+
+#include "activations.inl"
 #include "quantised.inl"
 
 namespace outrider {
 
 const Kernels& avx512_kernels() {
-  static const Kernels kernels{kPanel, pack, linear, quant_linear, rms_norm, swiglu, rope, attention, encode_q4_0};
+  static const Kernels kernels{kPanel, 0, pack, linear, quant_linear, rms_norm, swiglu, rope, attention, encode_q4_0};
   return kernels;
 }
 

@@ -9,17 +9,12 @@
 namespace outrider {
 namespace {
 
-constexpr std::size_t kPanel = 2 * Vec::kLanes;  // columns; the same for quantised weights
 constexpr std::size_t kChunk = 256;        // inputs: a chunk of a float32 panel is 16 KiB with 16 columns
 constexpr std::size_t kCacheRows = 96;     // rows whose chunk stays in the second-level cache
 constexpr std::size_t kStreamRows = 16;    // up to here weights are read once, in the order of memory
 constexpr std::size_t kGroupPanels = 8;    // panels that share a chunk of many rows
 constexpr std::size_t kTaskWeights = 32768;  // at least so many to a task
 constexpr std::size_t kAhead = 2048;       // bytes of weights that are asked for before they are used
-
-struct Rows {
-  std::size_t first, count;
-};
 
 inline void load_step(const float* w, Vec::F& low, Vec::F& high) {
   low = Vec::load(w);

@@ -61,6 +61,7 @@ class Level {
   const std::string& name() const { return name_; }
   const Kernels& kernels() const { return kernels_; }
   std::size_t panel() const { return kernels_.panel; }
+  std::size_t wide_rows() const { return kernels_.wide_rows; }
 
   void pack(Address weight, Address packed, std::size_t n, std::size_t k, int dtype) const {
     nb::gil_scoped_release release;
@@ -276,6 +277,7 @@ NB_MODULE(_kernels, m) {
   using namespace nb::literals;
   nb::set_leak_warnings(false);  // the chosen level lives until the process ends
   m.def("available_levels", &available_levels);
+  m.def("amx_refused", &amx_refused);
   m.def("set_threads", &set_threads);
   m.def("threads", &threads);
   m.def("physical_cores", &physical_cores);
@@ -285,6 +287,7 @@ NB_MODULE(_kernels, m) {
       .def(nb::init<const std::string&>())
       .def_prop_ro("name", &Level::name)
       .def_prop_ro("panel", &Level::panel)
+      .def_prop_ro("wide_rows", &Level::wide_rows)
       .def("pack", &Level::pack)
       .def("linear", &Level::linear)
       .def("quant_bytes", &Level::quant_bytes)

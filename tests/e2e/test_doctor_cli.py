@@ -76,6 +76,7 @@ def test_what_is_said(doctor, tmp_path):
     assert found["cpu"]["logical_cores"] == os.cpu_count()
     assert found["kernels"]["level"] == kernels.active_level()
     assert found["kernels"]["reason"] == kernels.why()
+    assert found["kernels"]["wide_rows"] == dispatch.wide_rows()
     assert found["kernels"]["threads"] == kernels.threads()
     assert found["versions"]["torch"] == str(torch.__version__)
     assert set(found["packages"]) == {"transformers", "llguidance"}
@@ -88,8 +89,9 @@ def test_what_is_said(doctor, tmp_path):
 def test_people_get_lines(doctor, tmp_path):
     code, out, _ = doctor()
     assert code == 0
-    for part in ("processor ", "instructions ", "memory ", "CUDA ", "kernels ", "extension ", "threads ", "cache "):
-        assert any(line.startswith(part) for line in out.splitlines()), part
+    parts = "processor", "instructions", "memory", "CUDA", "kernels", "wide passes", "extension", "threads", "cache"
+    for part in parts:
+        assert any(line.startswith(f"{part} ") for line in out.splitlines()), part
     assert f"{tmp_path / 'cache'}: no model" in out
     assert out.splitlines()[-1].startswith("self-check: ")
 
@@ -213,7 +215,7 @@ def test_a_level_that_does_not_exist_is_one_line():
     call = [sys.executable, "-m", "outrider.cli.main", "doctor"]
     run = subprocess.run(call, capture_output=True, text=True, env=environment, timeout=300)
     assert (run.returncode, run.stdout) == (2, "")
-    assert "OUTRIDER_CPU=sse2 is unknown; allowed: portable, avx2, avx512, torch" in run.stderr
+    assert "OUTRIDER_CPU=sse2 is unknown; allowed: portable, avx2, avx512, amx, torch" in run.stderr
     assert run.stderr.count("\n") == 1
 
 

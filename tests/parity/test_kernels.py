@@ -436,7 +436,7 @@ def test_the_environment_forces_a_level() -> None:
 
 
 def test_a_level_that_cannot_run_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match="sse9 is unknown; allowed: portable, avx2, avx512, torch"):
+    with pytest.raises(ConfigError, match="sse9 is unknown; allowed: portable, avx2, avx512, amx, torch"):
         dispatch.choose("sse9")
     monkeypatch.setitem(sys.modules, "outrider.kernels._kernels", None)
     with pytest.raises(ConfigError, match="needs the C\\+\\+ extension"):
@@ -447,10 +447,10 @@ def test_a_level_that_cannot_run_is_an_error(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @needs_extension
-@pytest.mark.skipif("avx512" in _levels(), reason="this processor runs every level")
+@pytest.mark.skipif("amx" in _levels(), reason="this processor runs every level")
 def test_a_level_beyond_the_processor_names_those_that_run() -> None:
-    with pytest.raises(ConfigError, match="avx512 cannot run on this processor; available: portable"):
-        dispatch.choose("avx512")
+    with pytest.raises(ConfigError, match=r"amx cannot run.*; available: portable"):
+        dispatch.choose("amx")
 
 
 def test_thread_counts_are_checked() -> None:

@@ -95,6 +95,7 @@ class _Found:
     levels: list[str]
     level: str
     reason: str
+    wide_rows: int
     forced: str | None
     threads: int
     torch_threads: int
@@ -116,7 +117,7 @@ def _examine() -> _Found:
     from outrider.bench.bandwidth import read_bandwidth
     from outrider.bench.machine import busy_warning, machine_facts
     from outrider.engine.shipped import shipped_heads
-    from outrider.kernels.dispatch import VARIABLE
+    from outrider.kernels.dispatch import VARIABLE, wide_rows
     from outrider.kernels.selfcheck import check_kernels
     from outrider.models.loader.sources import models_folder
 
@@ -139,6 +140,7 @@ def _examine() -> _Found:
         levels=levels,
         level=kernels.active_level(),
         reason=kernels.why(),
+        wide_rows=wide_rows(),
         forced=os.environ.get(VARIABLE) or None,
         threads=kernels.threads(),
         torch_threads=torch_threads,
@@ -256,6 +258,7 @@ def _lines(found: _Found) -> Iterator[tuple[str, str]]:
     yield "memory", f"{found.memory_gib} GiB; reads at {read.gbps:.1f} GB/s ({read.way}, {read.threads} threads)"
     yield "CUDA", ", ".join(f"{d['name']} ({d['memory_gib']} GiB)" for d in found.cuda) or "no device"
     yield "kernels", found.reason
+    yield "wide passes", _wide_passes(found)
     yield "extension", found.extension + (f"; levels here: {', '.join(found.levels)}" if found.levels else "")
     yield "forced", f"OUTRIDER_CPU={found.forced}" if found.forced else "no: OUTRIDER_CPU is not set"
     if found.level == "torch":
@@ -268,6 +271,12 @@ def _lines(found: _Found) -> Iterator[tuple[str, str]]:
     models = ", ".join(f"{name} ({megabytes(size)})" for name, size in found.models.items())
     yield "cache", f"{found.cache}: {models or 'no model'}"
     yield "heads", ", ".join(found.heads) or "none comes with the package"
+
+
+def _wide_passes(found: _Found) -> str:
+    if found.wide_rows:
+        return f"AMX tiles from {found.wide_rows} rows on, for quantised matrices but those of Q6_K"
+    return f"as narrow ones: no AMX at level {found.level}"
 
 
 def _verdict(checks: list[Check]) -> str:
@@ -298,6 +307,7 @@ def _document(found: _Found, model: str | None, plan: list[Decision] | None) -> 
         "kernels": {
             "level": found.level,
             "reason": found.reason,
+            "wide_rows": found.wide_rows,
             "forced": found.forced,
             "extension": found.extension,
             "levels": found.levels,

@@ -1,6 +1,6 @@
 """Which code the kernels run: an instruction-set level of the C++ extension, or torch. Chosen once, at import.
 
-The environment variable OUTRIDER_CPU forces a choice: portable, avx2, avx512, or torch.
+The environment variable OUTRIDER_CPU forces a choice: portable, avx2, avx512, amx, or torch.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from outrider.kernels._kernels import Level
 
 VARIABLE = "OUTRIDER_CPU"
-LEVELS = ("portable", "avx2", "avx512")
+LEVELS = ("portable", "avx2", "avx512", "amx")
+REFUSED = "the system refuses AMX tiles to this process"
 DTYPE_CODE = {torch.float32: 0, torch.bfloat16: 1}
 """How the extension is told of a dtype."""
 
@@ -44,11 +45,15 @@ def choose(wanted: str | None) -> Choice:
             raise ConfigError(f"{VARIABLE}={wanted} needs the C++ extension, which {state}; reinstall outrider")
         return Choice(None, f"the C++ extension {state}; reinstall outrider with a compiler for the fast path")
     levels: list[str] = extension.available_levels()
+    refused = extension.amx_refused()
     if wanted and wanted not in levels:
-        raise ConfigError(f"{VARIABLE}={wanted} cannot run on this processor; available: {', '.join(levels)}, torch")
+        why = f": {REFUSED}" if wanted == "amx" and refused else " on this processor"
+        raise ConfigError(f"{VARIABLE}={wanted} cannot run{why}; available: {', '.join(levels)}, torch")
     name = wanted or levels[-1]
-    why = f"as {VARIABLE} asks" if wanted else f"the best of {', '.join(levels)} on this processor"
-    return Choice(extension.Level(name), why)
+    if wanted:
+        return Choice(extension.Level(name), f"as {VARIABLE} asks")
+    best = f"the best of {', '.join(levels)} on this processor"
+    return Choice(extension.Level(name), f"{best}; no amx: {REFUSED}" if refused else best)
 
 
 def load_extension() -> tuple[ModuleType | None, str]:
@@ -88,7 +93,7 @@ def available() -> bool:
 
 
 def active_level() -> str:
-    """portable, avx2, avx512 or torch."""
+    """portable, avx2, avx512, amx or torch."""
     return CHOICE.level.name if CHOICE.level else "torch"
 
 
@@ -100,6 +105,11 @@ def reason() -> str:
 def why() -> str:
     """The active level and the reason for it, in one line."""
     return f"{active_level()}: {reason()}"
+
+
+def wide_rows() -> int:
+    """Rows of a pass from which on quantised matrices use AMX tiles; 0: never. Results are the same bit for bit."""
+    return CHOICE.level.wide_rows if CHOICE.level else 0
 
 
 def fast_calls() -> dict[str, int]:

@@ -130,11 +130,14 @@ def _linear(dtype: torch.dtype) -> Run:
 
 
 def _quantised(kind: str) -> Run:
+    """A narrow pass and a wide one."""
+
     def run(draw: torch.Generator) -> Pair:
         raw, bias_N = _blocks(draw, kind, OUTPUTS, INPUTS), _random(draw, OUTPUTS)
-        x_MK = _random(draw, ROWS, INPUTS)
+        x_MK = _random(draw, ROWS + max(ROWS, dispatch.wide_rows()), INPUTS)
         packed = quantised.pack_quantised(raw, kind, (OUTPUTS, INPUTS), bias_N)
-        return packed(x_MK), ggml.linear(x_MK, raw, kind, bias_N)
+        found_MN = torch.cat([packed(x_MK[:ROWS]), packed(x_MK[ROWS:])])
+        return found_MN, ggml.linear(x_MK, raw, kind, bias_N)
 
     return run
 
