@@ -293,6 +293,15 @@ def test_estimates_by_position() -> None:
     assert drafted[4] == pytest.approx(4.0, abs=0.15)
 
 
+def test_a_tree_is_charged_by_its_nodes_and_keeps_its_path() -> None:
+    found = Acceptance(SharedAcceptance(8))
+    for _ in range(60):
+        found.add(8, 8, 2)
+    kept, drafted = found.gains()
+    assert drafted[8] == pytest.approx(8.0, abs=0.3)
+    assert kept[8] == pytest.approx(2.0, abs=0.15)
+
+
 def test_a_change_is_noticed_and_noise_is_not() -> None:
     rng, found, alarms = random.Random(1), Acceptance(SharedAcceptance(4)), 0
     for _ in range(200):
