@@ -7,7 +7,7 @@ import random
 import pytest
 
 from outrider.control.acceptance import Acceptance, SharedAcceptance, alpha_of
-from outrider.control.cost import CostModel, Curve, DraftCost, DraftCurves
+from outrider.control.cost_model import CostModel, Curve, DraftCost, DraftCurves
 from outrider.control.governor import LOG_LENGTH, GovernorController
 from outrider.core.types import SamplingParams, Sequence
 from outrider.errors import ConfigError

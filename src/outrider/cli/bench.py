@@ -32,10 +32,10 @@ from outrider.errors import ConfigError
 
 if TYPE_CHECKING:
     from outrider.bench.baseline import Allowed
-    from outrider.bench.cost import Price
     from outrider.bench.dry_run import Work
     from outrider.bench.measure import Measured
     from outrider.bench.peer import Peer
+    from outrider.bench.price import Price
     from outrider.bench.result_file import ResultFile
     from outrider.bench.summary import LaneSummary
     from outrider.core.types import SamplingParams
@@ -142,7 +142,7 @@ def bench(
     the exit code is 1 where acceptance or speed fell.
     """
     from outrider.bench.baseline import Allowed
-    from outrider.bench.cost import Price
+    from outrider.bench.price import Price
     from outrider.core.types import SamplingParams
     from outrider.engine.engine import resolve_rule
 

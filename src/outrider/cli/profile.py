@@ -13,7 +13,7 @@ from outrider.cli import common
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from outrider.bench.costs import MeasuredCosts
+    from outrider.bench.measured_costs import MeasuredCosts
     from outrider.bench.profile import Profile
     from outrider.engine.llm import LLM
 
@@ -53,8 +53,8 @@ def profile(
     controller `governor`; what was kept before and still holds is not measured again. With --json one JSON document is
     the last line of stdout, and the table goes to stderr.
     """
-    from outrider.bench.costs import update_costs
     from outrider.bench.machine import busy_warning, machine_facts
+    from outrider.bench.measured_costs import update_costs
     from outrider.bench.memory import rss
     from outrider.bench.profile import check_sizes, parse_rows
     from outrider.bench.profile import profile as measure

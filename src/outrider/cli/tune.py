@@ -17,7 +17,7 @@ from outrider.cli.measuring import Category, IgnoreEos, Limit, Prompts, Seed, Se
 from outrider.errors import ConfigError
 
 if TYPE_CHECKING:
-    from outrider.bench.costs import MeasuredCosts
+    from outrider.bench.measured_costs import MeasuredCosts
     from outrider.bench.peer import Peer
     from outrider.core.types import SamplingParams
     from outrider.engine.llm import LLM
@@ -205,7 +205,7 @@ class _Tune:
             raise ConfigError(f"--out {self.out} cannot be made: {reason}; give another folder") from None
 
     def _costs(self, llm: LLM) -> MeasuredCosts:
-        from outrider.bench.costs import update_costs
+        from outrider.bench.measured_costs import update_costs
 
         self._say("measuring what passes and drafts cost, unless that is known")
         kept = update_costs(llm, refresh=self.refresh)

@@ -19,9 +19,9 @@ from outrider.core.protocols import Controller, Drafter, LanguageModel
 from outrider.core.registry import controller_class, verifier_class
 from outrider.core.trace import StepTrace
 from outrider.core.types import Decision, SamplingParams
-from outrider.engine.costs import build_governor, drafter_identities
 from outrider.engine.engine import Engine, require_judgeable, resolve_rule
 from outrider.engine.head_test import try_head
+from outrider.engine.kept_costs import build_governor, drafter_identities
 from outrider.engine.opening import (
     DraftOptions,
     OpenedHead,

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from outrider.control.cost import Curve
+from outrider.control.cost_model import Curve
 from outrider.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -14,12 +14,12 @@ from torch import Tensor
 
 from outrider.bench.profile import GREEDY, SAMPLED, Times, fill, judging_times, text_ids, time_passes
 from outrider.bench.timing import plain_rounds, timed
-from outrider.control.cost import SCHEMA, CostModel, Curve, DraftCost, DraftCurves
 from outrider.control.cost_cache import find_costs, keep_costs
+from outrider.control.cost_model import SCHEMA, CostModel, Curve, DraftCost, DraftCurves
 from outrider.core.protocols import KVCache, Segment
 from outrider.core.types import SamplingParams, Sequence
-from outrider.engine.costs import cost_key, costs_folder
 from outrider.engine.engine import Engine
+from outrider.engine.kept_costs import cost_key, costs_folder
 from outrider.engine.llm import LLM
 from outrider.engine.request import Request, Speculation
 
