@@ -191,6 +191,19 @@ def test_what_cannot_be_done_is_one_line(profile, args, message):
     assert not out
 
 
+def test_the_document_is_printed_whatever_becomes_of_the_costs(profile, tmp_path):
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / "costs").write_text("no folder")
+    code, out, err = profile("--rows", "1,2", "--context", "20", "--repeat", "1", "--json", "--quiet")
+    found = json.loads(out)
+    assert (code, found["costs"]["path"]) == (2, None)
+    assert found["costs"]["measured"][0] == "the target"
+    assert found["target_seconds"]["2"] > 0
+    assert "measured (nothing has been measured for this" in err
+    assert "and not kept" in err
+    assert "costs cannot be kept in" in err.splitlines()[-1]
+
+
 def test_ctrl_c_leaves_no_document(profile, monkeypatch):
     def interrupted(*args, **kwargs):
         raise KeyboardInterrupt

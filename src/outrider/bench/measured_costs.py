@@ -22,6 +22,7 @@ from outrider.engine.engine import Engine
 from outrider.engine.kept_costs import cost_key, costs_folder
 from outrider.engine.llm import LLM
 from outrider.engine.request import Request, Speculation
+from outrider.errors import ConfigError
 
 ROWS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)
 CONTEXTS = (64, 512, 2048)
@@ -36,16 +37,18 @@ PROMPT, IDLE = 96, 16
 
 @dataclass(frozen=True, slots=True)
 class MeasuredCosts:
-    """A target's costs as they are kept now: `fresh` were measured, for the reasons in `stale`; `path` holds them."""
+    """A target's costs as they are now: `fresh` were measured, for the reasons in `stale`; `path` holds them, unless
+    `unkept` says why it does not."""
 
     costs: CostModel
     path: str
     fresh: tuple[str, ...]
     stale: tuple[str, ...]
+    unkept: str | None = None
 
     def to_json(self) -> dict[str, object]:
         return {
-            "path": self.path,
+            "path": self.path if self.unkept is None else None,
             "measured": list(self.fresh),
             "stale": list(self.stale),
             "schema": SCHEMA,
@@ -57,14 +60,18 @@ class MeasuredCosts:
         if not self.fresh:
             return f"costs kept in {self.path} still hold; --refresh measures them again"
         why = f" ({'; '.join(self.stale)})" if self.stale else ""
-        return f"costs of {', '.join(self.fresh)} measured{why} and kept in {self.path}"
+        where = f"kept in {self.path}" if self.unkept is None else "not kept"
+        return f"costs of {', '.join(self.fresh)} measured{why} and {where}"
+
+    def require_kept(self) -> None:
+        """Raises ConfigError where they could not be written."""
+        if self.unkept is not None:
+            raise ConfigError(self.unkept)
 
 
 def update_costs(llm: LLM, *, refresh: bool = False) -> MeasuredCosts:
     """Measures what is missing or no longer holds of the costs of an idle `llm` and keeps them; `refresh`: all of it,
     but of the drafters only those of `llm`: of the others, what was kept and holds stays.
-
-    Raises ConfigError where they cannot be kept.
     """
     assert llm.opened is not None, "costs are kept for models that were loaded by name"
     key, drafters = cost_key(llm.opened), {**llm.drafter_identities(), "prediction": "as it comes"}
@@ -79,10 +86,14 @@ def update_costs(llm: LLM, *, refresh: bool = False) -> MeasuredCosts:
         found = replace(measure_drafter(llm, name), identity=drafters[name])
         costs = replace(costs, drafters={**costs.drafters, name: found})
     fresh = (*(("the target",) if target is None else ()), *missing)
+    unkept = None
     if fresh:
-        keep_costs(costs_folder(), key, costs)
+        try:
+            keep_costs(costs_folder(), key, costs)
+        except ConfigError as error:  # what was measured is still worth showing
+            unkept = str(error)
     stale = ("--refresh",) if refresh else kept.stale
-    return MeasuredCosts(costs, str(kept.path), fresh, stale if fresh else ())
+    return MeasuredCosts(costs, str(kept.path), fresh, stale if fresh else (), unkept)
 
 
 def measure_target(llm: LLM) -> CostModel:

@@ -76,6 +76,7 @@ def profile(
     _print(found, kept, notes, console(stderr=json))
     if json:
         common.print_json({**_document(llm, found, notes, machine, dtype), "costs": kept.to_json()})
+    kept.require_kept()
 
 
 def _check_header(target: str, offline: bool, quiet: bool, context: int, most_rows: int) -> None:

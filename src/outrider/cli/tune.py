@@ -209,6 +209,7 @@ class _Tune:
 
         self._say("measuring what passes and drafts cost, unless that is known")
         kept = update_costs(llm, refresh=self.refresh)
+        kept.require_kept()
         self._say(kept.sentence())
         return kept
 
