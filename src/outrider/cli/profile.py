@@ -54,7 +54,7 @@ def profile(
     the last line of stdout, and the table goes to stderr.
     """
     from outrider.bench.machine import busy_warning, machine_facts
-    from outrider.bench.measured_costs import update_costs
+    from outrider.bench.measured_costs import rows_to_share, update_costs
     from outrider.bench.memory import rss
     from outrider.bench.profile import check_sizes, parse_rows
     from outrider.bench.profile import profile as measure
@@ -67,9 +67,10 @@ def profile(
     names = common.split_names(drafter) if drafter else None
     common.check_drafters(names or [])
     llm = _open(target, names, draft_model, dtype, draft_dtype, threads, offline, quiet)
-    with _bar(counts, repeat, quiet=quiet) as on_step:
-        found = measure(llm, counts, context=context, repeat=repeat, rss_before_load=before, on_step=on_step)
-    kept = update_costs(llm, refresh=refresh)
+    timed = sorted({*counts, *rows_to_share(llm, context, repeat, refresh=refresh)})
+    with _bar(timed, repeat, quiet=quiet) as on_step:
+        whole = measure(llm, timed, context=context, repeat=repeat, rss_before_load=before, on_step=on_step)
+    found, kept = whole.of_rows(counts), update_costs(llm, refresh=refresh, seen=whole)
     machine["threads"] = machine_facts()["threads"]
     busy = busy_warning(machine)
     notes = [*([busy] if busy else []), *found.notes()]
@@ -126,7 +127,7 @@ def _open(
 
 
 @contextmanager
-def _bar(rows: tuple[int, ...], repeat: int, *, quiet: bool) -> Iterator[Callable[[], None]]:
+def _bar(rows: list[int], repeat: int, *, quiet: bool) -> Iterator[Callable[[], None]]:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
