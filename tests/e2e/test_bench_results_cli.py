@@ -325,7 +325,11 @@ def test_compare_refuses_what_is_no_result(folder, measured, tmp_path, capsys):
     (tmp_path / "text.json").write_text("lanes")
     printed = {key: value for key, value in measured.items() if key != "runs"}
     (tmp_path / "printed.json").write_text(json.dumps(printed))
-    for name, words in (("list", "holds a list"), ("text", "is no JSON"), ("printed", "'runs' is no list of objects")):
+    for name, words in (
+        ("list", "is no JSON object"),
+        ("text", "is no JSON object"),
+        ("printed", "'runs' is no list of objects"),
+    ):
         assert main(["compare", str(folder / "a.json"), str(tmp_path / f"{name}.json")]) == 2
         assert words in capsys.readouterr().err
 
