@@ -119,7 +119,7 @@ class Setup:
     def check(self) -> None:
         """Refuses what `open` would refuse before it loads anything. Raises ConfigError."""
         from outrider.core.registry import controller_class
-        from outrider.engine.llm import check_options
+        from outrider.engine.choosing import check_options
 
         controller_class(self.controller)
         check_options(self.drafters, self.rule, self.threads, max(self.ks), has_draft=self.draft_model is not None)
