@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from outrider.control.cost import CostModel, Curve, DraftCost, DraftCurves
+from outrider.control.cost_model import CostModel, Curve, DraftCost, DraftCurves
 
 
 def one_context(passes: Mapping[int, float], drafters: Mapping[str, Sequence[float]], *, context: int = 0) -> CostModel:

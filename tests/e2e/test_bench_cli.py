@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from outrider import LLM
-from outrider.bench import costs, measure
+from outrider.bench import measure, measured_costs
 from outrider.cli.main import main
 from outrider.core.stats import SpecStats
 from tests.tiny_folder import write_tiny_model
@@ -131,12 +131,12 @@ def test_a_peer_is_measured_beside_our_lanes(bench, peer_url):
 
 def test_the_governor_takes_its_turn_among_fixed_lanes(bench, folder, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path))
-    monkeypatch.setattr(costs, "CONTEXTS", (64,))
+    monkeypatch.setattr(measured_costs, "CONTEXTS", (64,))
     asked = ["-d", "ngram", "-k", "2", "--controller", "governor", "--json", "--quiet"]
     code, _, err = bench(*asked)
     assert (code, err.count("\n")) == (2, 1)
     assert "controller 'governor' needs measured costs" in err
-    costs.update_costs(LLM(str(folder / "target"), drafter="ngram", dtype="float32"))
+    measured_costs.update_costs(LLM(str(folder / "target"), drafter="ngram", dtype="float32"))
     result = str(tmp_path / "a.json")
     code, out, err = bench(*asked, "--out", result)
     assert code == 0, err

@@ -278,6 +278,16 @@ def test_bad_files_and_figures_are_refused_before_anything_runs(options, capsys,
     assert err.count("\n") == 1
 
 
+def test_an_id_without_end_is_refused_before_anything_runs(options, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("outrider.engine.llm.open_model", None)
+    path = tmp_path / "prompts.jsonl"
+    path.write_text(json.dumps({"question_id": "9" * 5000, "prompt": "x"}))
+    assert main(["bench", options[0], "--prompts", str(path), "--spec-bench", str(tmp_path)]) == 2
+    err = capsys.readouterr().err
+    assert "line 1: its id has 5000 characters, allowed are 200" in err
+    assert err.count("\n") == 1
+
+
 def test_a_draft_counts_only_in_lanes_that_use_it(changed):
     baseline = ResultFile(Path(changed(other_draft)), "--baseline")
     assert draft_counts(baseline, LANES)
@@ -315,7 +325,11 @@ def test_compare_refuses_what_is_no_result(folder, measured, tmp_path, capsys):
     (tmp_path / "text.json").write_text("lanes")
     printed = {key: value for key, value in measured.items() if key != "runs"}
     (tmp_path / "printed.json").write_text(json.dumps(printed))
-    for name, words in (("list", "holds a list"), ("text", "is no JSON"), ("printed", "'runs' is no list of objects")):
+    for name, words in (
+        ("list", "is no JSON object"),
+        ("text", "is no JSON object"),
+        ("printed", "'runs' is no list of objects"),
+    ):
         assert main(["compare", str(folder / "a.json"), str(tmp_path / f"{name}.json")]) == 2
         assert words in capsys.readouterr().err
 

@@ -8,7 +8,7 @@ import random
 import pytest
 
 from outrider import LLM, SamplingParams, Speculation
-from outrider.bench import costs
+from outrider.bench import measured_costs
 from outrider.bench.bandwidth import Bandwidth
 from outrider.cli.main import main
 from outrider.control.governor import GovernorController
@@ -165,7 +165,7 @@ def test_drafts_are_measured_greedy_and_drawn() -> None:
         return SeqDraft.chain([1] * k)
 
     llm = LLM.from_parts(cycle_model("abcd"), {"spy": Scripted("spy", spy)}, tokenizer=byte_tokenizer())
-    costs.measure_drafter(llm, "spy")
+    measured_costs.measure_drafter(llm, "spy")
     assert {(True, True), (False, True)} <= seen
     assert llm.controller_name == "fixed"
     with pytest.raises(ConfigError, match="from_parts"):
@@ -182,7 +182,7 @@ def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr("outrider.bench.profile.read_bandwidth", lambda: Bandwidth(20.0, "made up", 2))
     for name, fewer in (("ROWS", (1, 2)), ("LENGTHS", (1, 2)), ("REPEAT", 1)):
-        monkeypatch.setattr(costs, name, fewer)
+        monkeypatch.setattr(measured_costs, name, fewer)
     return tmp_path / "cache" / "costs"
 
 

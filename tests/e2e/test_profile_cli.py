@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from outrider.bench import measured_costs
 from outrider.bench.bandwidth import Bandwidth
 from outrider.bench.profile import Times
 from outrider.cli.main import main
@@ -189,6 +190,42 @@ def test_what_cannot_be_done_is_one_line(profile, args, message):
     assert message in err
     assert err.count("\n") == 1
     assert not out
+
+
+def test_passes_behind_the_same_context_are_measured_once(profile, monkeypatch):
+    for name, fewer in (("CONTEXTS", (20, 40)), ("ROWS", (1, 2, 3)), ("LENGTHS", (1,)), ("REPEAT", 2)):
+        monkeypatch.setattr(measured_costs, name, fewer)
+    behind, time_passes = [], measured_costs.time_passes
+
+    def spy(model, cache, *args, **options):
+        behind.append(cache.length)
+        return time_passes(model, cache, *args, **options)
+
+    monkeypatch.setattr(measured_costs, "time_passes", spy)
+    args = ("--rows", "1,2", "--context", "20", "--json", "--quiet")
+    found = json.loads(profile(*args, "--repeat", "2")[1])
+    assert behind == [40]
+    assert (found["settings"]["rows"], list(found["v"])) == ([1, 2], ["1", "2"])
+    kept = found["costs"]["target_seconds"]
+    assert {context: list(curve) for context, curve in kept.items()} == {"20": ["1", "2", "3"], "40": ["1", "2", "3"]}
+    assert kept["20"]["1"] <= found["target_seconds"]["1"], "but for what noise made fall"
+    profile(*args, "--repeat", "1", "--refresh")
+    assert behind[1:] == [20, 40], "fewer rounds than costs take do not serve"
+    monkeypatch.setattr(measured_costs, "time_passes", None)
+    assert json.loads(profile(*args, "--repeat", "2")[1])["costs"]["measured"] == [], "what holds needs no more rows"
+
+
+def test_the_document_is_printed_whatever_becomes_of_the_costs(profile, tmp_path):
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / "costs").write_text("no folder")
+    code, out, err = profile("--rows", "1,2", "--context", "20", "--repeat", "1", "--json", "--quiet")
+    found = json.loads(out)
+    assert (code, found["costs"]["path"]) == (2, None)
+    assert found["costs"]["measured"][0] == "the target"
+    assert found["target_seconds"]["2"] > 0
+    assert "measured (nothing has been measured for this" in err
+    assert "and not kept" in err
+    assert "costs cannot be kept in" in err.splitlines()[-1]
 
 
 def test_ctrl_c_leaves_no_document(profile, monkeypatch):

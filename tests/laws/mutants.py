@@ -13,7 +13,7 @@ from collections.abc import Sequence as Seq
 import torch
 from torch import Tensor
 
-from outrider.control.cost import CostModel
+from outrider.control.cost_model import CostModel
 from outrider.control.governor import GovernorController
 from outrider.core.draft import DraftLaw, SeqDraft
 from outrider.core.rng import Key, Purpose, Rng

@@ -9,7 +9,7 @@ from typer.main import get_command
 from outrider.cli.main import COMMANDS, app_for, main
 from outrider.cli.measuring import Setup
 from outrider.core.registry import DRAFTERS, VERIFIERS
-from outrider.engine.llm import DEFAULT_K
+from outrider.engine.choosing import DEFAULT_K
 from outrider.engine.shipped import DEFAULT_DRAFTER, PREFERRED
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "cli.md"

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from outrider.control.acceptance import Acceptance, SharedAcceptance, alpha_of
-from outrider.control.cost import CostModel, Curve, DraftCost, DraftCurves
+from outrider.control.cost_model import CostModel, Curve, DraftCost, DraftCurves
 from outrider.control.governor import LOG_LENGTH, GovernorController
 from outrider.core.types import SamplingParams, Sequence
 from outrider.errors import ConfigError
@@ -291,6 +291,15 @@ def test_estimates_by_position() -> None:
     assert kept[2] == pytest.approx(2.0, abs=0.15), "the first two are always kept"
     assert kept[4] - kept[2] < 0.1, "the third never is"
     assert drafted[4] == pytest.approx(4.0, abs=0.15)
+
+
+def test_a_tree_is_charged_by_its_nodes_and_keeps_its_path() -> None:
+    found = Acceptance(SharedAcceptance(8))
+    for _ in range(60):
+        found.add(8, 8, 2)
+    kept, drafted = found.gains()
+    assert drafted[8] == pytest.approx(8.0, abs=0.3)
+    assert kept[8] == pytest.approx(2.0, abs=0.15)
 
 
 def test_a_change_is_noticed_and_noise_is_not() -> None:

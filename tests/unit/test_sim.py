@@ -256,7 +256,8 @@ def test_a_profile_is_a_machine(tmp_path):
     [
         ({"schema": "x"}, "schema 'x'"),
         ({"target_seconds": {"1": 0.1}}, r"--machine .*profile.json: passes over \[1\] rows.*with outrider profile"),
-        ({"target_seconds": {"1": 0.1, "a": 1}}, "no number of rows"),
+        ({"target_seconds": {"1": 0.1, "a": 1}}, "no whole number"),
+        ({"target_seconds": {"1": 0.1, "02": 1}}, "no whole number"),
         ({"target_seconds": {"1": 1e-300, "2": 1.0}}, "up to 1000000 times"),
         ({"target_seconds": {"1": 1e-300, "2": 1e-300}}, "expected 1e-07 or more"),
         ({"target_seconds": {"1": 0.1, "2": -1.0}}, "2 rows costs -1.0"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -20,6 +21,7 @@ from outrider.sim.theory import (
     measured_v,
     speedup,
 )
+from tests.given_costs import one_context
 
 MEASURED = measured_v({1: 10.0, 2: 10.6, 4: 12.6, 8: 21.0, 16: 32.3})
 CHAINS = {
@@ -118,6 +120,14 @@ def test_every_cost_counts():
     assert speedup(shape, Cost(c=0.1, v=MEASURED, once=0.2, overhead=0.5)) == pytest.approx(
         shape.tokens * 1.5 / (0.4 + 0.2 + (12.6 + (21.0 - 12.6) / 4) / 10 + 0.5)
     )
+
+
+def test_measured_seconds_are_costs_in_passes_over_one_row():
+    seconds = replace(one_context({1: 0.010, 5: 0.015}, {"draft": [0.002, 0.004, 0.006, 0.008]}), overhead_s=0.001)
+    cost = Cost.of_model(seconds, "draft", 4, depth=4, context=100, greedy=True)
+    assert (cost.c, cost.v(1), cost.v(5), cost.overhead) == pytest.approx((0.2, 1.0, 1.5, 0.1))
+    round_s = seconds.round_s(5, 100, greedy=True) + seconds.draft_s("draft", 4, greedy=True)
+    assert cost.round(Shape.chain([0.5] * 4)) == pytest.approx(round_s / 0.010)
 
 
 def test_rounds_without_a_draft_cost_and_give_one_step():

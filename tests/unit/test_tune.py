@@ -205,8 +205,9 @@ def test_a_configuration_is_read_as_it_was_written(tmp_path):
     ("text", "message"),
     [
         ("k = ", "is no TOML file"),
-        ('k = "4"', "give a whole number"),
-        ("k = true", "give a whole number"),
+        ('k = "4"', "'k' is '4', expected a whole number"),
+        ("k = true", "expected a whole number"),
+        ("rule = 4", "'rule' is '4', expected text"),
         ("speed = 4", "is no option here: allowed are model"),
         ('schema = "outrider.config/9"', "has schema"),
     ],

@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -94,6 +94,13 @@ class Profile:
     def steady(self) -> bool:
         """Whether both bandwidths are about the same."""
         return self.bandwidth.gbps <= STEADY * min(self.bandwidth_before.gbps, self.bandwidth_after.gbps)
+
+    def of_rows(self, rows: Seq[int]) -> Profile:
+        """These of its numbers of rows only."""
+        passes, sampled, greedy = (
+            {count: found[count] for count in rows} for found in (self.passes, self.sampled, self.greedy)
+        )
+        return replace(self, passes=passes, sampled=sampled, greedy=greedy)
 
     def v(self, rows: int) -> float:
         """The pass over `rows` rows relative to one row."""

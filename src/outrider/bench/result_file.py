@@ -14,9 +14,10 @@ from outrider.bench.lanes import PLAIN
 from outrider.bench.measure import Measured, Run
 from outrider.bench.summary import ALL
 from outrider.bench.tables import BENCH_SCHEMA
+from outrider.core.documents import read_document
 from outrider.core.json_file import JsonObject
 from outrider.engine.prompt_file import Conversation
-from outrider.errors import ConfigError
+from outrider.errors import ConfigError, ModelFileError
 
 COMPARED = ("prompts_digest", "form", "turns", "temperature", "max_tokens", "ignore_eos", "seed", "rule")
 """Settings on which the answers hang: with others, figures are of other texts. "rule" is that of the lanes."""
@@ -89,13 +90,7 @@ class ResultFile:
 
     def __init__(self, path: Path, option: str) -> None:
         self.path = path
-        values = _document(path, option)
-        if values.get("schema") != BENCH_SCHEMA:
-            raise ConfigError(
-                f"{option} {path} has schema {str(values.get('schema'))[:40]!r}, readable is {BENCH_SCHEMA!r}: give a "
-                "file that outrider bench --out wrote"
-            )
-        self._object = JsonObject(path, values)
+        self._object = read_document(path, option, BENCH_SCHEMA)
         self.lanes = {lane.text("lane"): lane for lane in self._listed("lanes")}
         self.settings = {**self._object.child("settings").values, "rule": self._rule(), "draft": self.draft}
 
@@ -146,13 +141,12 @@ class ResultFile:
         return {prompt: _timed(group) for prompt, group in runs.items()}
 
     def _listed(self, key: str) -> list[JsonObject]:
-        found = self._object.values.get(key)
-        if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
+        try:
+            return self._object.objects(key)
+        except ModelFileError as error:
             raise ConfigError(
-                f"{self.path}: {key!r} is no list of objects: give a file that outrider bench --out wrote (the line "
-                "that bench prints lacks the runs)"
-            )
-        return [JsonObject(self.path, one) for one in found]
+                f"{error}: give a file that outrider bench --out wrote (the line that bench prints lacks the runs)"
+            ) from None
 
 
 def _timed(runs: Seq[JsonObject]) -> Timed:
@@ -165,18 +159,3 @@ def _timed(runs: Seq[JsonObject]) -> Timed:
         first.text("answer", ""),
         any(run.boolean("differs", False) for run in runs),
     )
-
-
-def _document(path: Path, option: str) -> dict[str, object]:
-    remedy = "give a file that outrider bench --out wrote"
-    try:
-        values = json.loads(path.read_bytes())
-    except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        raise ConfigError(f"{option} {path} cannot be read: {reason}; {remedy}") from None
-    except (ValueError, RecursionError) as error:
-        reason = "nested too deeply" if isinstance(error, RecursionError) else str(error).splitlines()[0][:100]
-        raise ConfigError(f"{option} {path} is no JSON ({reason}): {remedy}") from None
-    if not isinstance(values, dict):
-        raise ConfigError(f"{option} {path} holds a {type(values).__name__}, not an object: {remedy}")
-    return values

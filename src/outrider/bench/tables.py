@@ -11,10 +11,10 @@ from rich.text import Text
 
 from outrider.bench.compare import Outcome
 from outrider.bench.conclusion import Conclusion, conclude
-from outrider.bench.cost import Price
 from outrider.bench.interval import Interval
 from outrider.bench.lanes import GOVERNOR, PLAIN
 from outrider.bench.measure import PEER, Measured
+from outrider.bench.price import Price
 from outrider.bench.summary import ALL, LaneSummary, Spread
 from outrider.bench.verification import VerifyReport
 

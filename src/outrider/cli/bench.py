@@ -21,21 +21,22 @@ from outrider.cli.measuring import (
     Prompts,
     Seed,
     Setup,
-    answers_bar,
+    WarmUp,
     console,
     facts,
     form,
     print_dry_run,
     settings,
 )
+from outrider.cli.progress import counted_bar
 from outrider.errors import ConfigError
 
 if TYPE_CHECKING:
     from outrider.bench.baseline import Allowed
-    from outrider.bench.cost import Price
     from outrider.bench.dry_run import Work
     from outrider.bench.measure import Measured
     from outrider.bench.peer import Peer
+    from outrider.bench.price import Price
     from outrider.bench.result_file import ResultFile
     from outrider.bench.summary import LaneSummary
     from outrider.core.types import SamplingParams
@@ -56,9 +57,6 @@ ControllerName = Annotated[
     ),
 ]
 Repeat = Annotated[int, typer.Option(metavar="N", help="Answers of each prompt in each lane; medians are reported.")]
-WarmUp = Annotated[
-    int, typer.Option(metavar="N", help="Short unmeasured answers of each lane before the first prompt.")
-]
 Turns = Annotated[int, typer.Option(metavar="N", help="Turns of each conversation; later ones follow plain's answers.")]
 PeerUrl = Annotated[
     str | None,
@@ -142,7 +140,7 @@ def bench(
     the exit code is 1 where acceptance or speed fell.
     """
     from outrider.bench.baseline import Allowed
-    from outrider.bench.cost import Price
+    from outrider.bench.price import Price
     from outrider.core.types import SamplingParams
     from outrider.engine.engine import resolve_rule
 
@@ -380,7 +378,7 @@ class _Bench:
         wanted = lanes(llm, self.setup.drafters, self.setup.ks, [self.rule])
         wanted += [governor_lane(self.rule)] if self._governed else []
         total = sum(len(p.turns) for p in chosen) * self.repeat * (1 + len(wanted) + (peer is not None))
-        with answers_bar(total, quiet=self.quiet) as on_run:
+        with counted_bar("answers", total, quiet=self.quiet) as on_run:
             return run_all(
                 llm,
                 chosen,

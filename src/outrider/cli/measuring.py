@@ -1,9 +1,7 @@
-"""What `verify` and `bench` share: their options, opening the models, prompts, progress, and the facts of a report."""
+"""What `verify`, `bench`, `tune` and `profile` share: options, opening the models, prompts, the facts of a report."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -33,6 +31,10 @@ Category = Annotated[
 ]
 Seed = Annotated[int, typer.Option(metavar="N", help="The seed of every answer.")]
 IgnoreEos = Annotated[bool, typer.Option("--ignore-eos", help="Go on to --max-tokens, whatever the model says.")]
+WarmUp = Annotated[
+    int, typer.Option(metavar="N", help="Short unmeasured answers of each lane before the first prompt.")
+]
+Refresh = Annotated[bool, typer.Option("--refresh", help="Measure the kept costs again, also where they still hold.")]
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Say which lanes, prompts and tokens that would be, and do nothing.")
 ]
@@ -119,7 +121,7 @@ class Setup:
     def check(self) -> None:
         """Refuses what `open` would refuse before it loads anything. Raises ConfigError."""
         from outrider.core.registry import controller_class
-        from outrider.engine.llm import check_options
+        from outrider.engine.choosing import check_options
 
         controller_class(self.controller)
         check_options(self.drafters, self.rule, self.threads, max(self.ks), has_draft=self.draft_model is not None)
@@ -196,16 +198,3 @@ def console(*, stderr: bool) -> Console:
 
     made = Console(stderr=stderr)
     return made if made.is_terminal else Console(stderr=stderr, width=200)
-
-
-@contextmanager
-def answers_bar(total: int, *, quiet: bool) -> Iterator[Callable[[], None]]:
-    """A progress bar on stderr, and what to call after each answer."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("answers"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    shown = Console(stderr=True)
-    with Progress(*columns, console=shown, transient=True, disable=quiet or not shown.is_terminal) as progress:
-        task = progress.add_task("answers", total=total)
-        yield lambda: progress.advance(task)

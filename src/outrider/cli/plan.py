@@ -75,7 +75,7 @@ def plan(
 
 def _rides(drafter: str | None, draft_model: str | None) -> bool:
     """Whether --draft-model is a head. Raises ConfigError for an unknown drafter, or one that lacks its model."""
-    from outrider.engine.llm import check_options
+    from outrider.engine.choosing import check_options
     from outrider.engine.opening import needs_of
 
     if drafter is None:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from outrider.cli import common
+from outrider.cli.measuring import Refresh, console
+from outrider.cli.progress import counted_bar
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from outrider.bench.costs import MeasuredCosts
+    from outrider.bench.measured_costs import MeasuredCosts
     from outrider.bench.profile import Profile
     from outrider.engine.llm import LLM
 
@@ -28,7 +29,6 @@ Rows = Annotated[
     ),
 ]
 Context = Annotated[int, typer.Option(metavar="N", help="Tokens in the cache before the pass.")]
-Refresh = Annotated[bool, typer.Option("--refresh", help="Measure the kept costs again, also where they still hold.")]
 Repeat = Annotated[int, typer.Option(metavar="N", help="Measured rounds over all numbers of rows; medians are shown.")]
 
 
@@ -53,12 +53,11 @@ def profile(
     controller `governor`; what was kept before and still holds is not measured again. With --json one JSON document is
     the last line of stdout, and the table goes to stderr.
     """
-    from outrider.bench.costs import update_costs
     from outrider.bench.machine import busy_warning, machine_facts
+    from outrider.bench.measured_costs import rows_to_share, update_costs
     from outrider.bench.memory import rss
-    from outrider.bench.profile import check_sizes, parse_rows
+    from outrider.bench.profile import check_sizes, parse_rows, steps
     from outrider.bench.profile import profile as measure
-    from outrider.cli.measuring import console
 
     counts = parse_rows(",".join(rows or [DEFAULT_ROWS]))
     check_sizes(context, repeat)
@@ -67,15 +66,17 @@ def profile(
     names = common.split_names(drafter) if drafter else None
     common.check_drafters(names or [])
     llm = _open(target, names, draft_model, dtype, draft_dtype, threads, offline, quiet)
-    with _bar(counts, repeat, quiet=quiet) as on_step:
-        found = measure(llm, counts, context=context, repeat=repeat, rss_before_load=before, on_step=on_step)
-    kept = update_costs(llm, refresh=refresh)
+    timed = sorted({*counts, *rows_to_share(llm, context, repeat, refresh=refresh)})
+    with counted_bar("measuring", steps(timed, repeat), quiet=quiet) as on_step:
+        whole = measure(llm, timed, context=context, repeat=repeat, rss_before_load=before, on_step=on_step)
+    found, kept = whole.of_rows(counts), update_costs(llm, refresh=refresh, seen=whole)
     machine["threads"] = machine_facts()["threads"]
     busy = busy_warning(machine)
     notes = [*([busy] if busy else []), *found.notes()]
     _print(found, kept, notes, console(stderr=json))
     if json:
         common.print_json({**_document(llm, found, notes, machine, dtype), "costs": kept.to_json()})
+    kept.require_kept()
 
 
 def _check_header(target: str, offline: bool, quiet: bool, context: int, most_rows: int) -> None:
@@ -122,20 +123,6 @@ def _open(
     if not quiet:
         print_plan(decision for decision in llm.plan if decision.field not in ("drafter", "k", "rule"))
     return llm
-
-
-@contextmanager
-def _bar(rows: tuple[int, ...], repeat: int, *, quiet: bool) -> Iterator[Callable[[], None]]:
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    from outrider.bench.profile import steps
-
-    columns = (TextColumn("measuring"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    shown = Console(stderr=True)
-    with Progress(*columns, console=shown, transient=True, disable=quiet or not shown.is_terminal) as progress:
-        task = progress.add_task("measuring", total=steps(rows, repeat))
-        yield lambda: progress.advance(task)
 
 
 def _print(found: Profile, kept: MeasuredCosts, notes: list[str], console: Console) -> None:

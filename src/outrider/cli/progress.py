@@ -1,9 +1,9 @@
-"""The bar that a download shows, on stderr. Nothing is shown for a model that is already on this machine."""
+"""The bars on stderr: of a download, where the model is not on this machine yet, and of work that is counted."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -41,3 +41,16 @@ def download_bar(*, quiet: bool) -> Iterator[Progress | None]:
     finally:
         if started:
             bar.stop()
+
+
+@contextmanager
+def counted_bar(what: str, total: int, *, quiet: bool) -> Iterator[Callable[[], None]]:
+    """What to call after each of `total` steps. Nothing is shown when `quiet`, or off a terminal."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    shown = Console(stderr=True)
+    with Progress(*columns, console=shown, transient=True, disable=quiet or not shown.is_terminal) as progress:
+        task = progress.add_task(what, total=total)
+        yield lambda: progress.advance(task)

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from outrider.cli import common
-from outrider.cli.measuring import Category, IgnoreEos, Limit, Prompts, Seed, Setup, answers_bar, console, facts
+from outrider.cli.measuring import Category, IgnoreEos, Limit, Prompts, Refresh, Seed, Setup, WarmUp, console, facts
+from outrider.cli.progress import counted_bar
 from outrider.errors import ConfigError
 
 if TYPE_CHECKING:
-    from outrider.bench.costs import MeasuredCosts
+    from outrider.bench.measured_costs import MeasuredCosts
     from outrider.bench.peer import Peer
     from outrider.core.types import SamplingParams
     from outrider.engine.llm import LLM
@@ -38,7 +39,6 @@ Temperatures = Annotated[
 ]
 Measure = Annotated[int, typer.Option(metavar="N", help="Candidates to measure, the fastest predicted ones; 0: none.")]
 Repeat = Annotated[int, typer.Option(metavar="N", help="Measured answers of each prompt in each lane.")]
-WarmUp = Annotated[int, typer.Option(metavar="N", help="Short unmeasured answers of each lane before the first.")]
 TimeBudget = Annotated[
     float | None,
     typer.Option(metavar="SECONDS", help="Take fewer prompts and candidates, so that it takes about so long."),
@@ -47,7 +47,6 @@ Server = Annotated[
     str | None,
     typer.Option(metavar="URL", help="Also measure this OpenAI-compatible server, beside the fastest candidates."),
 ]
-Refresh = Annotated[bool, typer.Option("--refresh", help="Measure the kept costs again, also where they still hold.")]
 Out = Annotated[
     Path, typer.Option(metavar="FOLDER", help=f"Where {CONFIGURATION}, {REPORT} and {DOCUMENT} are written; made here.")
 ]
@@ -205,17 +204,18 @@ class _Tune:
             raise ConfigError(f"--out {self.out} cannot be made: {reason}; give another folder") from None
 
     def _costs(self, llm: LLM) -> MeasuredCosts:
-        from outrider.bench.costs import update_costs
+        from outrider.bench.measured_costs import update_costs
 
         self._say("measuring what passes and drafts cost, unless that is known")
         kept = update_costs(llm, refresh=self.refresh)
+        kept.require_kept()
         self._say(kept.sentence())
         return kept
 
     @contextmanager
     def _bar(self, what: str, steps: int) -> Iterator[Callable[[], None]]:
         self._say(f"{what}: {steps} answers")
-        with answers_bar(steps, quiet=self.quiet) as step:
+        with counted_bar("answers", steps, quiet=self.quiet) as step:
             yield step
 
     def _say(self, line: str) -> None:

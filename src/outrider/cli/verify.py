@@ -15,11 +15,11 @@ from outrider.cli.measuring import (
     Prompts,
     Seed,
     Setup,
-    answers_bar,
     console,
     facts,
     print_dry_run,
 )
+from outrider.cli.progress import counted_bar
 
 if TYPE_CHECKING:
     from outrider.bench.dry_run import Work
@@ -128,7 +128,7 @@ def _run(setup: Setup, params: SamplingParams, rule: str, tolerance: float | Non
         (prompt.id, llm.encode_prompt(prompt.turns[0] if raw else [{"role": "user", "content": prompt.turns[0]}]))
         for prompt in chosen
     ]
-    with answers_bar(len(encoded) * (1 + len(wanted)), quiet=quiet) as on_answer:
+    with counted_bar("answers", len(encoded) * (1 + len(wanted)), quiet=quiet) as on_answer:
         report = compare_all(llm, encoded, params, wanted, relative_tolerance=tolerance, on_answer=on_answer)
     print_verify(report, console(stderr=json), lambda token: token_text(token, llm.tokenizer))
     if json:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from outrider.control.cost import SCHEMA, CostModel
+from outrider.control.cost_model import SCHEMA, CostModel
 from outrider.core.json_file import JsonObject
 from outrider.errors import ConfigError, ModelFileError
 

@@ -1,9 +1,9 @@
 """The controller `governor`: drafts with what pays, as much as pays, and not at all where nothing does.
 
 Before every round it weighs, for every sequence, each drafter and K by what is expected of them: tokens, from what
-past rounds gave (`acceptance`), over seconds, from measured costs (`cost`). A drafter that is off is tried now and
-then; what that may cost is a small share of the whole. Decisions depend on committed tokens and past outcomes alone,
-never on the draft that they allow, and on no clock: the same costs and outcomes give the same decisions.
+past rounds gave (`acceptance`), over seconds, from measured costs (`cost_model`). A drafter that is off is tried now
+and then; what that may cost is a small share of the whole. Decisions depend on committed tokens and past outcomes
+alone, never on the draft that they allow, and on no clock: the same costs and outcomes give the same decisions.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
 from outrider.control.acceptance import UNKNOWN, Acceptance, SharedAcceptance
-from outrider.control.cost import CostModel
+from outrider.control.cost_model import CostModel
 from outrider.control.fixed import check_k
 from outrider.core.types import Sequence, Switch
 

@@ -10,6 +10,8 @@ from pathlib import Path
 from outrider.errors import ModelFileError
 
 MOST_JSON_BYTES = 64 << 20
+MOST_DIGITS = 9
+"""Of a whole number that is a key."""
 
 
 class TypedValues(ABC):
@@ -76,6 +78,20 @@ class JsonObject(TypedValues):
         if not isinstance(value, dict):
             raise self._wrong(key, value, "an object")
         return JsonObject(self.path, value)
+
+    def objects(self, key: str) -> list[JsonObject]:
+        """The objects in the list under `key`."""
+        found = self.values.get(key)
+        if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
+            raise ModelFileError(f"{self.path}: {key!r} is no list of objects")
+        return [JsonObject(self.path, one) for one in found]
+
+    def whole_keys(self) -> list[int]:
+        """Its keys, at least one, where all are whole numbers, each written in one way only."""
+        keys = list(self.values)
+        if not keys or not all(key.isdecimal() and len(key) <= MOST_DIGITS and str(int(key)) == key for key in keys):
+            raise ModelFileError(f"{self.path}: a table by numbers is empty, or has a key that is no whole number")
+        return [int(key) for key in keys]
 
     def _get(self, key: str, default: object) -> object:
         value = self.values.get(key)

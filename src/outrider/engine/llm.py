@@ -13,27 +13,25 @@ from typing import Literal, TypeVar, cast, overload
 import torch
 
 from outrider import kernels
-from outrider.control.fixed import check_k
-from outrider.control.governor import DEFAULT_MOST
 from outrider.core.protocols import Controller, Drafter, LanguageModel
 from outrider.core.registry import controller_class, verifier_class
 from outrider.core.trace import StepTrace
 from outrider.core.types import Decision, SamplingParams
-from outrider.engine.costs import build_governor, drafter_identities
+from outrider.engine.choosing import (
+    DEFAULT_K,
+    asked_for,
+    check_options,
+    choose_drafters,
+    choose_k,
+    choose_most,
+    may_ride,
+)
 from outrider.engine.engine import Engine, require_judgeable, resolve_rule
 from outrider.engine.head_test import try_head
-from outrider.engine.opening import (
-    DraftOptions,
-    OpenedHead,
-    build_drafter,
-    find_heads,
-    missing_draft,
-    needs_of,
-    open_model,
-    require_pair,
-)
+from outrider.engine.kept_costs import build_governor, drafter_identities
+from outrider.engine.opening import DraftOptions, OpenedHead, build_drafter, find_heads, needs_of, open_model
+from outrider.engine.plan import plan_of, plan_rule, warnings_of
 from outrider.engine.request import Request, Result, Speculation, TokenEvent
-from outrider.engine.shipped import default_drafter, shipped_heads
 from outrider.errors import ConfigError, RequestError
 from outrider.models.chat_template import ChatTemplate
 from outrider.models.load import LoadedModel
@@ -44,8 +42,6 @@ from outrider.models.tokenizer import Tokenizer
 T = TypeVar("T")
 
 log = logging.getLogger("outrider")
-
-DEFAULT_K = 5
 
 Message = Mapping[str, object]
 Prompt = str | Seq[Message] | Seq[int]
@@ -97,7 +93,7 @@ class LLM:
         progress: Progress | None = None,
         on_load: Callable[[str], None] | None = None,
     ) -> None:
-        asked = _asked_for(drafter, has_draft=draft_model is not None)
+        asked = asked_for(drafter, has_draft=draft_model is not None)
         controller_class(controller)
         check_options(asked, rule, threads, k, has_draft=draft_model is not None)
         rides = draft_model is not None and any("head" in needs_of(name) for name in asked)
@@ -108,18 +104,18 @@ class LLM:
             draft = opening(draft_model, dtype=draft_dtype, device=device, draft=draft_model != model)
         heads = (
             find_heads(asked, target, draft_model, dtype=draft_dtype, offline=offline, progress=progress)
-            if rides or (draft is None and _may_ride(asked, k))
+            if rides or (draft is None and may_ride(asked, k))
             else {}
         )
-        names, chosen = _choose_drafters(asked, heads, k)
+        names, chosen = choose_drafters(asked, heads, k)
         self.controller_name, governed = controller, controller == "governor"
-        self.k, why_k = _choose_most(k) if governed else _choose_k(k, heads.get(names[0]))
+        self.k, why_k = choose_most(k) if governed else choose_k(k, heads.get(names[0]))
         self.opened: LoadedModel | None = target
         self.opened_draft = draft
         self.draft_name: str | None = draft_model
         cores = _share_cores(threads, [target] if draft is None else [target, draft])
-        self.plan = [*_plan(target, draft), chosen, why_k, _plan_rule(rule), cores]
-        self.warnings = _warnings(target, draft, names, self.k, rule)
+        self.plan = [*plan_of(target, draft), chosen, why_k, plan_rule(rule), cores]
+        self.warnings = warnings_of(target, draft, names, self.k, rule)
         drafters = {
             name: build_drafter(
                 name, target.model, draft.model if draft else None, (drafter_options or {}).get(name), heads
@@ -373,103 +369,3 @@ def _broadcast(name: str, given: T | Seq[T] | None, default: T, count: int) -> l
             raise RequestError(f"{len(given)} {name} for {count} prompts: give one for all, or one for each")
         return list(given)
     return [given] * count
-
-
-def _asked_for(drafter: str | Seq[str] | None, *, has_draft: bool) -> list[str]:
-    """The drafters that were asked for, by name or with a draft model; none: the target decides."""
-    if drafter is None:
-        return ["draft_model"] if has_draft else []
-    names = [drafter] if isinstance(drafter, str) else list(drafter)
-    if not names:
-        raise ConfigError("no drafter was named: give at least one, or 'none'")
-    return list(dict.fromkeys(names))
-
-
-def _may_ride(asked: Seq[str], k: int | None) -> bool:
-    """Whether a head that comes with the package may be wanted."""
-    return k != 0 if not asked else any(needs_of(name) & {"head", "drafters"} for name in asked)
-
-
-def _choose_drafters(asked: list[str], heads: Mapping[str, OpenedHead], k: int | None) -> tuple[list[str], Decision]:
-    if not asked:
-        chosen = default_drafter(heads, k)
-        return [chosen.value], chosen
-    return asked, Decision("drafter", ", ".join(asked), "the first is used unless a request names another")
-
-
-def _choose_k(k: int | None, head: OpenedHead | None) -> tuple[int, Decision]:
-    if k is not None:
-        return k, Decision("k", str(k), "draft tokens a round" if k else "speculation is off: K = 0 was asked for")
-    if head is not None and head.card is not None and head.card.k is not None:
-        return head.card.k, Decision("k", str(head.card.k), f"draft tokens a round, as the card of {head.name} says")
-    return DEFAULT_K, Decision("k", str(DEFAULT_K), "draft tokens a round")
-
-
-def _choose_most(k: int | None) -> tuple[int, Decision]:
-    """The most that a governor may draft."""
-    if k is not None:
-        return k, Decision("k", f"up to {k}", "draft tokens a round, as the governor decides")
-    return DEFAULT_MOST, Decision("k", f"up to {DEFAULT_MOST}", "draft tokens a round, as the governor decides")
-
-
-def check_options(names: list[str], rule: str, threads: int | None, k: int | None, *, has_draft: bool) -> None:
-    """What can be refused before a model is loaded is."""
-    if k is not None:
-        check_k(k)
-    most = kernels.usable_processors()
-    if threads is not None and not 1 <= threads <= most:
-        raise ConfigError(
-            f"threads = {threads} is not allowed: give an integer from 1 to {most}, the logical processors that this "
-            "process may use"
-        )
-    if rule != "auto":
-        verifier_class(rule)
-    for name in [] if has_draft else names:
-        comes = "head" in needs_of(name) and any(head.drafter == name for head in shipped_heads())
-        if needs_of(name) & {"model", "head"} and not comes:
-            raise ConfigError(missing_draft(name))
-    heads, drafts = ([name for name in names if need in needs_of(name)] for need in ("head", "model"))
-    if heads and drafts:
-        raise ConfigError(
-            f"drafters {heads[0]!r} and {drafts[0]!r} read different things from one draft_model, a head and a model: "
-            "name one of them"
-        )
-
-
-def _plan(target: LoadedModel, draft: LoadedModel | None) -> list[Decision]:
-    """What was loaded, and how."""
-    plan = [Decision("target", target.name, f"loaded from {target.path.name} in {target.load_s:.1f} s")]
-    plan += target.decisions
-    plan.append(Decision("target memory", f"{target.size_bytes / 1e6:.0f} MB", "weights as loaded; the cache grows"))
-    if draft is not None:
-        plan.append(Decision("draft", draft.name, f"loaded from {draft.path.name} in {draft.load_s:.1f} s"))
-        plan.append(Decision("draft memory", f"{draft.size_bytes / 1e6:.0f} MB", "weights as loaded; the cache grows"))
-        plan.append(require_pair(target, draft))
-    return plan
-
-
-def _plan_rule(rule: str) -> Decision:
-    above = "none" if rule == "greedy" else resolve_rule(rule, greedy=False)
-    why = "block accepts most of a chain" if rule == "auto" else f"rule {rule!r} was asked for"
-    return Decision("rule", f"greedy at temperature 0, {above} above", why)
-
-
-def _warnings(target: LoadedModel, draft: LoadedModel | None, names: list[str], k: int, rule: str) -> list[str]:
-    warnings = []
-    needs_draft = any(needs_of(name) & {"model", "drafters"} for name in names)
-    if draft is not None and (not needs_draft or k == 0):
-        why = "K = 0" if k == 0 else f"the drafter is {', '.join(names)}"
-        warnings.append(f"draft model {draft.name} is loaded but unused: {why}")
-    if draft is not None and draft.size_bytes >= target.size_bytes:
-        cost = draft.size_bytes / target.size_bytes
-        best = (k + 1) / (1 + cost * max(k, 1))
-        warnings.append(
-            f"draft model {draft.name} ({draft.size_bytes / 1e6:.0f} MB) is as large as the target {target.name} "
-            f"({target.size_bytes / 1e6:.0f} MB): even if every draft token is accepted, speed is about {best:.2f} x "
-            "plain; swap them, or use a smaller draft"
-        )
-    if rule != "auto" and not verifier_class(rule)().lossless:
-        warnings.append(
-            f"rule {rule!r} is lossy: above temperature 0 the answers do not follow the target's distribution"
-        )
-    return warnings

@@ -13,6 +13,8 @@ from outrider.errors import ConfigError, UserError
 
 LINE_FORM = 'a JSON object with "prompt": text, or "turns": [text, ...]'
 GZIP = b"\x1f\x8b"
+MOST_ID = 200
+"""Characters of a question's id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +82,10 @@ def _prompt(data: Mapping[str, object], where: str, number: int, turns: int) -> 
     if not isinstance(texts, list) or not texts or not all(isinstance(text, str) and text for text in texts):
         found = "turns" if "turns" in data else "prompt" if "prompt" in data else f"fields {sorted(data)[:5]}"
         raise UserError(f"{where}: {found} gives no text: each line is {LINE_FORM}, none of them empty")
-    identity = data.get("question_id", data.get("id", number))
-    return Conversation(str(identity), str(data.get("category") or "other"), tuple(texts[:turns]))
+    identity = str(data.get("question_id", data.get("id", number)))
+    if len(identity) > MOST_ID:
+        raise UserError(f"{where}: its id has {len(identity)} characters, allowed are {MOST_ID}: shorten it")
+    return Conversation(identity, str(data.get("category") or "other"), tuple(texts[:turns]))
 
 
 def require_positive(name: str, value: int | None) -> None:

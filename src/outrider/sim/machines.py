@@ -11,9 +11,9 @@ from difflib import get_close_matches
 from pathlib import Path
 from types import MappingProxyType
 
+from outrider.core.documents import read_document
 from outrider.core.json_file import JsonObject
 from outrider.errors import ConfigError, ModelFileError
-from outrider.sim.documents import read_document
 from outrider.sim.theory import RowCost, flat, measured_v
 
 PROFILE_SCHEMA = "outrider.profile/1"
@@ -118,9 +118,7 @@ def find_machine(name: str) -> Machine:
 def _measured(path: str, document: JsonObject) -> Machine:
     """The machine of a profile. Raises ModelFileError for a figure that is missing or none."""
     table = document.child("target_seconds")
-    if not all(key.isdecimal() and len(key) < 10 for key in table.values):
-        raise ModelFileError(f"{path}: 'target_seconds' has a key that is no number of rows")
-    seconds = {int(key): table.number(key) for key in table.values}
+    seconds = {rows: table.number(str(rows)) for rows in table.whole_keys()}
     try:
         v = measured_v(seconds)
     except ConfigError as error:

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from pathlib import Path
 
+from outrider.core.documents import read_document
 from outrider.core.json_file import JsonObject
 from outrider.errors import ConfigError, ModelFileError
-from outrider.sim.documents import read_document
 from outrider.sim.workload import Scripted
 
 BENCH_SCHEMA = "outrider.bench/1"
@@ -35,11 +35,8 @@ def recorded(path: Path, drafters: Seq[str] = (), category: str = "all") -> list
 
 def _lanes(document: JsonObject) -> dict[str, JsonObject]:
     """By drafter the lane with the largest K, and plain."""
-    listed = document.values.get("lanes")
-    if not isinstance(listed, list) or not all(isinstance(lane, dict) for lane in listed):
-        raise ModelFileError(f"{document.path}: 'lanes' is no list of objects")
     lanes: dict[str, JsonObject] = {}
-    for lane in (JsonObject(document.path, values) for values in listed):
+    for lane in document.objects("lanes"):
         name = PLAIN if lane.text("lane") == PLAIN else lane.text("drafter", "")
         if name and (name not in lanes or lane.whole("k") > lanes[name].whole("k")):
             lanes[name] = lane

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from outrider.control.cost import Curve
+from outrider.control.cost_model import CostModel, Curve
 from outrider.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -75,6 +75,18 @@ class Cost:
                 raise ConfigError(
                     f"cost {name} = {value} is not allowed: give passes over 1 row, a number from 0 to {MOST_COST:.0f}"
                 )
+
+    @classmethod
+    def of_model(cls, model: CostModel, drafter: str, k: int, *, depth: int, context: float, greedy: bool) -> Cost:
+        """From measured seconds behind `context` tokens; `c` is a draft for which K tokens were asked, over the `depth`
+        that it usually has."""
+        unit_s = model.pass_s(1, context)
+        fixed_s = model.round_s(1, context, greedy=greedy) - unit_s
+
+        def v(rows: int) -> float:
+            return (model.round_s(rows, context, greedy=greedy) - fixed_s) / unit_s
+
+        return cls(model.draft_s(drafter, k, greedy=greedy) / depth / unit_s, v, overhead=fixed_s / unit_s)
 
     def draft(self, depth: int) -> float:
         """A draft of this depth; none costs nothing."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
-from outrider.control.cost import CostModel
+from outrider.control.cost_model import CostModel
 from outrider.engine.prompt_file import Conversation
 from outrider.errors import ConfigError
 

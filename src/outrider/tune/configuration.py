@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from pathlib import Path
 
-from outrider.errors import ConfigError
+from outrider.core.json_file import JsonObject
+from outrider.errors import ConfigError, ModelFileError
 
 SCHEMA = "outrider.config/1"
 FIELDS: Mapping[str, type] = {
@@ -53,14 +54,15 @@ def read_configuration(path: Path) -> dict[str, str | int]:
     schema = told.get("schema", SCHEMA)
     if schema != SCHEMA:
         raise ConfigError(f"--config {path} has schema {str(schema)[:40]!r}: this reads {SCHEMA!r}")
-    values = {key: value for key, value in told.items() if key not in FOR_PEOPLE}
-    for key, value in values.items():
+    keys = [key for key in told if key not in FOR_PEOPLE]
+    for key in keys:
         if key not in FIELDS:
             raise ConfigError(f"--config {path} has {key!r}, which is no option here: allowed are {', '.join(FIELDS)}")
-        if type(value) is not FIELDS[key]:
-            kind = "a whole number" if FIELDS[key] is int else "text"
-            raise ConfigError(f"--config {path}: {key} = {str(value)[:40]!r} is not allowed: give {kind}")
-    return values
+    values = JsonObject(path, told)  # what TOML tells are values as JSON's
+    try:
+        return {key: values.whole(key) if FIELDS[key] is int else values.text(key) for key in keys}
+    except ModelFileError as error:
+        raise ConfigError(f"--config {error}") from None
 
 
 def _value(value: str | int) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
-from outrider.control.cost import CostModel
+from outrider.control.cost_model import CostModel
 from outrider.sim.theory import Cost, chain_break_even
 from outrider.tune.record import Record
 from outrider.tune.replay import PLAIN, Replayed, Round, replay, rounds
@@ -154,18 +154,7 @@ def on_paper(prediction: Prediction, costs: CostModel, context: float, *, greedy
     """A candidate's prediction as the formulas see it. Rounds without a draft change no sign: they are plain ones."""
     made = prediction.replayed
     tokens = 1.0 + (made.kept / made.drafting if made.drafting else 0.0)
-    cost = theory_cost(costs, prediction, context, greedy=greedy)
+    candidate = prediction.candidate
+    cost = Cost.of_model(costs, candidate.drafter, candidate.k, depth=made.size, context=context, greedy=greedy)
     free = (tokens * cost.plain - cost.check(made.size + 1)) / made.size
     return OnPaper(made.alpha, made.size, cost, tokens, chain_break_even(made.size, cost), free if free > 0 else None)
-
-
-def theory_cost(costs: CostModel, prediction: Prediction, context: float, *, greedy: bool) -> Cost:
-    """The cost model in passes over one row behind `context` tokens; c is a draft over its usual length."""
-    unit = costs.pass_s(1, context)
-    fixed_s = costs.round_s(1, context, greedy=greedy) - unit
-
-    def v(rows: int) -> float:
-        return (costs.round_s(rows, context, greedy=greedy) - fixed_s) / unit
-
-    draft_s = costs.draft_s(prediction.candidate.drafter, prediction.candidate.k, greedy=greedy)
-    return Cost(draft_s / prediction.replayed.size / unit, v, 0.0, fixed_s / unit)

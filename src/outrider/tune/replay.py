@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from outrider.control.cost import CostModel
+from outrider.control.cost_model import CostModel
 from outrider.core.stats import SpecStats
 from outrider.tune.record import Answer
 

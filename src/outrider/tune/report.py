@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from jinja2 import Environment
@@ -12,7 +12,7 @@ from markupsafe import Markup
 
 from outrider.bench.summary import ALL
 from outrider.sim.theory import Cost, Shape, speedup
-from outrider.tune.predict import Prediction, theory_cost
+from outrider.tune.predict import Prediction, on_paper
 from outrider.tune.replay import Replayed
 from outrider.tune.run import Tuned
 from outrider.tune.svg import Axes, heat, lines, picture, stacked, ticks
@@ -92,7 +92,7 @@ def _map(tuned: Tuned, about: Prediction, cost: Cost) -> Plot:
     k = about.replayed.size
     placed, rows = list[tuple[float, float]](), []
     for number, one in enumerate(best_of_each(tuned), 1):
-        own = theory_cost(tuned.costs, one, tuned.context, greedy=tuned.first.record.rule == "greedy")
+        own = on_paper(one, tuned.costs, tuned.context, greedy=tuned.first.record.rule == "greedy").cost
         share, made = one.replayed.alpha, one.replayed
         drafting = made.drafting / max(made.stats.rounds, 1)
         placed.append((own.c, share))
@@ -102,7 +102,7 @@ def _map(tuned: Tuned, about: Prediction, cost: Cost) -> Plot:
     most = min(max([0.5, *(1.25 * c for c, _ in placed)]), 2.0)
 
     def value(c: float, alpha: float) -> float:
-        return speedup(Shape.chain([alpha] * k), Cost(c, cost.v, 0.0, cost.overhead))
+        return speedup(Shape.chain([alpha] * k), replace(cost, c=c))
 
     axes = Axes(0, most, 0, 1, "c: cost of a draft token, in passes over one row", "alpha: chance that it is kept")
     drawn = heat(axes, CELLS, value, placed, ticks(most), [0, 0.25, 0.5, 0.75, 1])

@@ -11,7 +11,7 @@ from outrider.bench.lanes import Lane
 from outrider.bench.measure import Measured, bench
 from outrider.bench.peer import Peer
 from outrider.bench.summary import LaneSummary, summarise
-from outrider.control.cost import CostModel
+from outrider.control.cost_model import CostModel
 from outrider.core.types import SamplingParams
 from outrider.engine.llm import LLM
 from outrider.engine.prompt_file import Conversation

@@ -1,4 +1,4 @@
-"""What a target and its drafters cost here: under which key that is kept, and a governor made of it."""
+"""The kept costs of a target and its drafters here: under which key they lie, and a governor made of them."""
 
 from __future__ import annotations
 

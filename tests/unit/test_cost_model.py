@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from outrider.control.cost import SCHEMA, CostModel, Curve, DraftCost, DraftCurves
 from outrider.control.cost_cache import CostKey, find_costs, identity_of_files, keep_costs
+from outrider.control.cost_model import SCHEMA, CostModel, Curve, DraftCost, DraftCurves
 from outrider.errors import ConfigError
 from tests.given_costs import one_context
 

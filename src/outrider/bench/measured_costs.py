@@ -1,6 +1,7 @@
 """The costs that a governor decides by, measured: passes by rows and context, judging, overhead, drafts by K and batch.
 
-Everything takes turns, as in `profile`. A few seconds for a small model.
+Everything takes turns, as in `profile`, whose figures serve where they are of the same context. A few seconds for a
+small model.
 """
 
 from __future__ import annotations
@@ -12,16 +13,17 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from outrider.bench.profile import GREEDY, SAMPLED, Times, fill, judging_times, text_ids, time_passes
+from outrider.bench.profile import GREEDY, SAMPLED, Profile, Times, fill, judging_times, text_ids, time_passes
 from outrider.bench.timing import plain_rounds, timed
-from outrider.control.cost import SCHEMA, CostModel, Curve, DraftCost, DraftCurves
-from outrider.control.cost_cache import find_costs, keep_costs
-from outrider.core.protocols import KVCache, Segment
+from outrider.control.cost_cache import CostKey, Kept, find_costs, keep_costs
+from outrider.control.cost_model import SCHEMA, CostModel, Curve, DraftCost, DraftCurves
+from outrider.core.protocols import KVCache, LanguageModel, Segment
 from outrider.core.types import SamplingParams, Sequence
-from outrider.engine.costs import cost_key, costs_folder
 from outrider.engine.engine import Engine
+from outrider.engine.kept_costs import cost_key, costs_folder
 from outrider.engine.llm import LLM
 from outrider.engine.request import Request, Speculation
+from outrider.errors import ConfigError
 
 ROWS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)
 CONTEXTS = (64, 512, 2048)
@@ -36,16 +38,18 @@ PROMPT, IDLE = 96, 16
 
 @dataclass(frozen=True, slots=True)
 class MeasuredCosts:
-    """A target's costs as they are kept now: `fresh` were measured, for the reasons in `stale`; `path` holds them."""
+    """A target's costs as they are now: `fresh` were measured, for the reasons in `stale`; `path` holds them, unless
+    `unkept` says why it does not."""
 
     costs: CostModel
     path: str
     fresh: tuple[str, ...]
     stale: tuple[str, ...]
+    unkept: str | None = None
 
     def to_json(self) -> dict[str, object]:
         return {
-            "path": self.path,
+            "path": self.path if self.unkept is None else None,
             "measured": list(self.fresh),
             "stale": list(self.stale),
             "schema": SCHEMA,
@@ -57,47 +61,88 @@ class MeasuredCosts:
         if not self.fresh:
             return f"costs kept in {self.path} still hold; --refresh measures them again"
         why = f" ({'; '.join(self.stale)})" if self.stale else ""
-        return f"costs of {', '.join(self.fresh)} measured{why} and kept in {self.path}"
+        where = f"kept in {self.path}" if self.unkept is None else "not kept"
+        return f"costs of {', '.join(self.fresh)} measured{why} and {where}"
+
+    def require_kept(self) -> None:
+        """Raises ConfigError where they could not be written."""
+        if self.unkept is not None:
+            raise ConfigError(self.unkept)
 
 
-def update_costs(llm: LLM, *, refresh: bool = False) -> MeasuredCosts:
+def update_costs(llm: LLM, *, refresh: bool = False, seen: Profile | None = None) -> MeasuredCosts:
     """Measures what is missing or no longer holds of the costs of an idle `llm` and keeps them; `refresh`: all of it,
-    but of the drafters only those of `llm`: of the others, what was kept and holds stays.
-
-    Raises ConfigError where they cannot be kept.
+    but of the drafters only those of `llm`: of the others, what was kept and holds stays. `seen` is what a profile has
+    just measured.
     """
-    assert llm.opened is not None, "costs are kept for models that were loaded by name"
-    key, drafters = cost_key(llm.opened), {**llm.drafter_identities(), "prediction": "as it comes"}
-    kept = find_costs(costs_folder(), key, drafters)
+    key, kept = _kept(llm)
+    drafters = _identities(llm)
     held = dict(kept.costs.drafters) if kept.costs is not None else {}
     if refresh:
         held = {name: cost for name, cost in held.items() if name not in drafters}
     target = None if refresh else kept.costs
     missing = [name for name in drafters if name not in held]
-    costs = replace(measure_target(llm) if target is None else target, drafters=held)
+    costs = replace(measure_target(llm, seen) if target is None else target, drafters=held)
     for name in missing:
         found = replace(measure_drafter(llm, name), identity=drafters[name])
         costs = replace(costs, drafters={**costs.drafters, name: found})
     fresh = (*(("the target",) if target is None else ()), *missing)
+    unkept = None
     if fresh:
-        keep_costs(costs_folder(), key, costs)
+        try:
+            keep_costs(costs_folder(), key, costs)
+        except ConfigError as error:  # what was measured is still worth showing
+            unkept = str(error)
     stale = ("--refresh",) if refresh else kept.stale
-    return MeasuredCosts(costs, str(kept.path), fresh, stale if fresh else ())
+    return MeasuredCosts(costs, str(kept.path), fresh, stale if fresh else (), unkept)
 
 
-def measure_target(llm: LLM) -> CostModel:
-    """Everything but the drafters."""
-    model = llm.engine.target
+def rows_to_share(llm: LLM, context: int, repeat: int, *, refresh: bool = False) -> tuple[int, ...]:
+    """The rows that a profile behind `context` tokens has to have for `update_costs` to take its figures; none where
+    these would not serve, or nothing of the target is to be measured."""
+    if not refresh and _kept(llm)[1].costs is not None:
+        return ()
+    contexts, rows = _grid(llm.engine.target)
+    return tuple(rows) if context in contexts and repeat >= REPEAT else ()
+
+
+def _kept(llm: LLM) -> tuple[CostKey, Kept]:
+    assert llm.opened is not None, "costs are kept for models that were loaded by name"
+    key = cost_key(llm.opened)
+    return key, find_costs(costs_folder(), key, _identities(llm))
+
+
+def _identities(llm: LLM) -> dict[str, str]:
+    """Of all drafters whose costs are kept."""
+    return {**llm.drafter_identities(), "prediction": "as it comes"}
+
+
+def _grid(model: LanguageModel) -> tuple[list[int], list[int]]:
+    """The contexts and the rows that are measured, as far as the model's context reaches."""
     contexts = [context for context in CONTEXTS if context + max(ROWS) <= model.context_length]
     contexts = contexts or [max(1, model.context_length - max(ROWS))]
-    rows = [count for count in ROWS if contexts[0] + count <= model.context_length]
+    return contexts, [count for count in ROWS if contexts[0] + count <= model.context_length]
+
+
+def measure_target(llm: LLM, seen: Profile | None = None) -> CostModel:
+    """Everything but the drafters; what `seen` has of it is not measured again."""
+    model = llm.engine.target
+    contexts, rows = _grid(model)
+    if seen is not None and not _serves(seen, contexts, rows):
+        seen = None
     ids = text_ids(llm, contexts[-1] + max(rows) + 1)
     cache, passes = model.new_cache(), {}
     try:
         for context in contexts:
+            if seen is not None and context == seen.context:
+                passes[context] = _medians(seen.passes)
+                continue
             fill(model, cache, ids[cache.length : context])
             found = time_passes(model, cache, ids[context : context + max(rows)], rows, repeat=REPEAT)
             passes[context] = _medians(found)
+        if seen is not None and seen.overheads is not None:
+            judged = _medians(seen.greedy), _medians(seen.sampled)
+            return CostModel.measured(passes, *judged, seen.overheads.median_s - judged[0][1], {})
         logits_MV = _logits(llm, cache, ids[contexts[-1] : contexts[-1] + max(rows)])
     finally:
         cache.free()
@@ -107,6 +152,12 @@ def measure_target(llm: LLM) -> CostModel:
             plain.step()
     outside_s = _but_the_first(plain.outside_s) - _medians(greedy)[1]
     return CostModel.measured(passes, _medians(greedy), _medians(sampled), outside_s, {})
+
+
+def _serves(seen: Profile, contexts: Seq[int], rows: Seq[int]) -> bool:
+    """Whether a profile has what would be measured behind its context."""
+    complete = set(rows) <= set(seen.passes) and seen.overheads is not None
+    return complete and seen.context in contexts and seen.repeat >= REPEAT
 
 
 def measure_drafter(llm: LLM, name: str) -> DraftCost:

@@ -1,4 +1,4 @@
-"""The documents of other commands, read from files."""
+"""The documents of commands, read from files that an option names."""
 
 from __future__ import annotations
 

@@ -15,8 +15,7 @@ from outrider.core.json_file import JsonObject
 from outrider.errors import ConfigError, ModelFileError
 
 SCHEMA = "outrider.costs/2"
-MOST_DIGITS = 9
-"""Of a whole number in a file of costs."""
+MOST_BATCH = 10**9 - 1
 MOST_SECONDS = 1e6
 """What nothing in a file of costs may take."""
 
@@ -54,7 +53,7 @@ class Curve:
     @classmethod
     def from_json(cls, values: JsonObject) -> Curve:
         """Raises ModelFileError for anything but seconds, none negative, that do not fall."""
-        points = {key: _seconds(values, str(key)) for key in _whole_keys(values)}
+        points = {key: _seconds(values, str(key)) for key in values.whole_keys()}
         made = cls.rising(points)
         if [points[int(x)] for x in made.at] != list(made.values):
             raise ModelFileError(f"{values.path}: a table of costs has values that fall")
@@ -112,7 +111,7 @@ class DraftCost:
 
     @classmethod
     def from_json(cls, values: JsonObject) -> DraftCost:
-        if not 1 <= (batch := values.whole("batch")) < 10**MOST_DIGITS:
+        if not 1 <= (batch := values.whole("batch")) <= MOST_BATCH:
             raise ModelFileError(f"{values.path}: 'batch' is no number of sequences that are drafted together")
         greedy, sampled = (DraftCurves.from_json(values.child(name)) for name in ("greedy", "sampled"))
         return cls(greedy, sampled, batch, _seconds(values, "catch_up_seconds"), values.text("identity"))
@@ -196,7 +195,7 @@ class CostModel:
     def from_json(cls, values: JsonObject) -> CostModel:
         """Raises ModelFileError, one line, for what is missing or no cost."""
         target, drafters = values.child("target_seconds"), values.child("drafters")
-        passes = [(context, Curve.from_json(target.child(str(context)))) for context in sorted(_whole_keys(target))]
+        passes = [(context, Curve.from_json(target.child(str(context)))) for context in sorted(target.whole_keys())]
         if not all(curve.values[0] > 0 for _, curve in passes):
             raise ModelFileError(f"{values.path}: target_seconds has a pass that takes no time")
         return cls(
@@ -206,14 +205,6 @@ class CostModel:
             _seconds(values, "overhead_seconds"),
             {name: DraftCost.from_json(drafters.child(name)) for name in drafters.values},
         )
-
-
-def _whole_keys(values: JsonObject) -> list[int]:
-    """The keys of a table, at least one, as whole numbers. Raises ModelFileError for any that is not written as one."""
-    keys = list(values.values)
-    if not keys or not all(key.isdecimal() and len(key) <= MOST_DIGITS and str(int(key)) == key for key in keys):
-        raise ModelFileError(f"{values.path}: a table of costs is empty, or has a key that is no whole number")
-    return [int(key) for key in keys]
 
 
 def _seconds(values: JsonObject, key: str) -> float:

@@ -1,4 +1,4 @@
-"""What tokens cost: money by the hour of a machine, energy by its power."""
+"""The price of tokens: money by the hour of a machine, energy by its power."""
 
 from __future__ import annotations
 

@@ -1,0 +1,78 @@
+"""Which drafters an LLM has and how many tokens they draft, where options leave it open; what is refused at once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+
+from outrider import kernels
+from outrider.control.fixed import check_k
+from outrider.control.governor import DEFAULT_MOST
+from outrider.core.registry import verifier_class
+from outrider.core.types import Decision
+from outrider.engine.opening import OpenedHead, missing_draft, needs_of
+from outrider.engine.shipped import default_drafter, shipped_heads
+from outrider.errors import ConfigError
+
+DEFAULT_K = 5
+
+
+def asked_for(drafter: str | Seq[str] | None, *, has_draft: bool) -> list[str]:
+    """The drafters that were asked for, by name or with a draft model; none: the target decides."""
+    if drafter is None:
+        return ["draft_model"] if has_draft else []
+    names = [drafter] if isinstance(drafter, str) else list(drafter)
+    if not names:
+        raise ConfigError("no drafter was named: give at least one, or 'none'")
+    return list(dict.fromkeys(names))
+
+
+def check_options(names: list[str], rule: str, threads: int | None, k: int | None, *, has_draft: bool) -> None:
+    """What can be refused before a model is loaded is."""
+    if k is not None:
+        check_k(k)
+    most = kernels.usable_processors()
+    if threads is not None and not 1 <= threads <= most:
+        raise ConfigError(
+            f"threads = {threads} is not allowed: give an integer from 1 to {most}, the logical processors that this "
+            "process may use"
+        )
+    if rule != "auto":
+        verifier_class(rule)
+    for name in [] if has_draft else names:
+        comes = "head" in needs_of(name) and any(head.drafter == name for head in shipped_heads())
+        if needs_of(name) & {"model", "head"} and not comes:
+            raise ConfigError(missing_draft(name))
+    heads, drafts = ([name for name in names if need in needs_of(name)] for need in ("head", "model"))
+    if heads and drafts:
+        raise ConfigError(
+            f"drafters {heads[0]!r} and {drafts[0]!r} read different things from one draft_model, a head and a model: "
+            "name one of them"
+        )
+
+
+def may_ride(asked: Seq[str], k: int | None) -> bool:
+    """Whether a head that comes with the package may be wanted."""
+    return k != 0 if not asked else any(needs_of(name) & {"head", "drafters"} for name in asked)
+
+
+def choose_drafters(asked: list[str], heads: Mapping[str, OpenedHead], k: int | None) -> tuple[list[str], Decision]:
+    if not asked:
+        chosen = default_drafter(heads, k)
+        return [chosen.value], chosen
+    return asked, Decision("drafter", ", ".join(asked), "the first is used unless a request names another")
+
+
+def choose_k(k: int | None, head: OpenedHead | None) -> tuple[int, Decision]:
+    if k is not None:
+        return k, Decision("k", str(k), "draft tokens a round" if k else "speculation is off: K = 0 was asked for")
+    if head is not None and head.card is not None and head.card.k is not None:
+        return head.card.k, Decision("k", str(head.card.k), f"draft tokens a round, as the card of {head.name} says")
+    return DEFAULT_K, Decision("k", str(DEFAULT_K), "draft tokens a round")
+
+
+def choose_most(k: int | None) -> tuple[int, Decision]:
+    """The most that a governor may draft."""
+    if k is not None:
+        return k, Decision("k", f"up to {k}", "draft tokens a round, as the governor decides")
+    return DEFAULT_MOST, Decision("k", f"up to {DEFAULT_MOST}", "draft tokens a round, as the governor decides")
