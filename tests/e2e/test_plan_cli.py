@@ -189,9 +189,9 @@ def shipped(folder, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("args", "kind"),
     [
-        ([], "dspark"),
-        (["-d", "eagle3"], "eagle3"),
-        (["-d", "cascade"], "dspark"),
+        ([], "eagle3"),
+        (["-d", "dspark"], "dspark"),
+        (["-d", "cascade"], "eagle3"),
         (["-d", "suffix"], None),
         (["-k", "0"], None),
     ],

@@ -112,25 +112,26 @@ def scramble(folder: Path) -> None:
 def test_the_targets_head_drafts_by_default_and_changes_no_answer(load: Callable[..., LLM]) -> None:
     llm = load()
     [drafter], [k] = decisions(llm, "drafter"), decisions(llm, "k")
-    assert (llm.engine.method, drafter.value, llm.k, k.value) == ("dspark", "dspark", K, str(K))
-    assert "a head for this target comes with the package" in drafter.reason
-    assert "before eagle3 and suffix" in drafter.reason
-    assert f"the card of {NAME}/dspark says" in k.reason
+    assert (llm.engine.method, drafter.value, llm.k, k.value) == ("cascade", "cascade", K, str(K))
+    assert "suffix copies what repeats, and eagle3 drafts the rest" in drafter.reason
+    assert f"the card of {NAME}/eagle3 says" in k.reason
     assert [(d.value, "comes with the package" in d.reason) for d in decisions(llm, "head")] == [
-        (f"{NAME}/dspark", True)
+        (f"{NAME}/eagle3", True)
     ]
     assert [d.value for d in decisions(llm, "head test")] == ["passed"]
     assert llm.warnings == []
     for prompt in PROMPTS:
         [drafted], [plain] = llm.generate(prompt, PARAMS), llm.generate(prompt, PARAMS, speculation=PLAIN)
         assert drafted.token_ids == plain.token_ids
-        assert drafted.stats.accepted > 0
+        assert drafted.stats.drafted > 0
 
 
-def test_preference_goes_from_dspark_over_eagle3_to_suffix(load: Callable[..., LLM], heads: Path) -> None:
-    shutil.rmtree(heads / "dspark")
-    assert load().engine.method == "eagle3"
-    (heads / "eagle3" / "card.json").unlink()
+def test_preference_goes_from_eagle3_over_dspark_to_suffix_alone(load: Callable[..., LLM], heads: Path) -> None:
+    shutil.rmtree(heads / "eagle3")
+    llm = load()
+    assert llm.engine.method == "cascade"
+    assert [d.value for d in decisions(llm, "head")] == [f"{NAME}/dspark"]
+    (heads / "dspark" / "card.json").unlink()
     llm = load()
     assert (llm.engine.method, llm.k) == ("suffix", 5)
     assert "no head comes with" in decisions(llm, "drafter")[0].reason
@@ -154,7 +155,8 @@ def test_what_is_asked_for_goes_before_the_head(load: Callable[..., LLM], heads:
     for options, method, k, ridden in (
         ({"drafter": "suffix"}, "suffix", 5, []),
         ({"k": 0}, "suffix", 0, []),
-        ({"k": 2}, "dspark", 2, ["dspark"]),
+        ({"k": 2}, "cascade", 2, ["eagle3"]),
+        ({"drafter": "cascade"}, "cascade", K, ["eagle3"]),
         ({"drafter": "eagle3"}, "eagle3", K, ["eagle3"]),
         ({"drafter": ["suffix", "dspark"]}, "suffix", 5, ["dspark"]),
     ):
@@ -167,8 +169,7 @@ def test_a_card_that_recommends_no_k_leaves_the_default(load: Callable[..., LLM]
     card = json.loads((heads / "dspark" / "card.json").read_text())
     del card["k"]
     (heads / "dspark" / "card.json").write_text(json.dumps(card))
-    llm = load()
-    assert (llm.engine.method, llm.k) == ("dspark", 5)
+    assert load(drafter="dspark").k == 5
 
 
 def test_several_heads_ride_on_one_target(load: Callable[..., LLM]) -> None:
@@ -195,12 +196,12 @@ def test_a_head_that_is_given_goes_before_that_of_the_package(
 
 def test_a_cascade_ends_with_the_head(load: Callable[..., LLM], heads: Path) -> None:
     llm = load(drafter="cascade")
-    assert [d.value for d in decisions(llm, "head")] == [f"{NAME}/dspark"]
+    assert [d.value for d in decisions(llm, "head")] == [f"{NAME}/eagle3"]
     assert [d.value for d in decisions(llm, "head test")] == ["passed"]
     [drafted], [plain] = llm.generate(PROMPTS[0], PARAMS), llm.generate(PROMPTS[0], PARAMS, speculation=PLAIN)
     assert drafted.token_ids == plain.token_ids
-    named = load(drafter="cascade", drafter_options={"cascade": {"members": {"ngram": {}, "eagle3": {}}}})
-    assert [d.value for d in decisions(named, "head")] == [f"{NAME}/eagle3"]
+    named = load(drafter="cascade", drafter_options={"cascade": {"members": {"ngram": {}, "dspark": {}}}})
+    assert [d.value for d in decisions(named, "head")] == [f"{NAME}/dspark"]
     assert decisions(load("other", drafter="cascade"), "head") == []
 
 
@@ -208,7 +209,7 @@ def test_scrambled_weights_are_told_from_a_hard_text(
     load: Callable[..., LLM], heads: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     scramble(heads / "dspark")
-    llm = load()
+    llm = load(drafter="dspark")
     assert [d.value for d in decisions(llm, "head test")] == ["FAILED"]
     assert [SCRAMBLED in warning and "fetch the head again" in warning for warning in llm.warnings] == [True]
     assert SCRAMBLED in caplog.text
@@ -218,10 +219,10 @@ def test_scrambled_weights_are_told_from_a_hard_text(
 
 def test_prompts_that_the_target_cannot_be_asked_are_left_out(load: Callable[..., LLM], heads: Path) -> None:
     change_card(heads / "dspark", prompts=[PROMPTS[0], [5, 999], [1] * 5000])
-    llm = load()
+    llm = load(drafter="dspark")
     assert [(d.value, "1 of 3 prompts" in d.reason) for d in decisions(llm, "head test")] == [("passed", True)]
     change_card(heads / "dspark", prompts=[[999]])
-    llm = load()
+    llm = load(drafter="dspark")
     assert [(d.value, "0 of 1 prompts" in d.reason) for d in decisions(llm, "head test")] == [("FAILED", True)]
     assert SCRAMBLED in llm.warnings[0]
 
@@ -257,7 +258,7 @@ def test_a_bad_card_is_one_line(
 
 
 def test_a_damaged_head_is_one_line(load: Callable[..., LLM], heads: Path) -> None:
-    (heads / "dspark" / "model.safetensors").write_bytes(b"nothing")
+    (heads / "eagle3" / "model.safetensors").write_bytes(b"nothing")
     with pytest.raises(ModelFileError, match=r"model\.safetensors"):
         load()
 
@@ -266,7 +267,7 @@ def test_the_commands_say_what_drafts(world: dict[str, Path], heads: Path, capsy
     target = ["--dtype", "float32", "--raw", "--json", "--quiet"]
     assert main(["generate", "hello", "--model", str(world["target"]), "-n", "12", *target]) == 0
     answer = json.loads(capsys.readouterr().out)
-    assert (answer["drafter"], answer["k"], answer["draft_model"]) == ("dspark", K, None)
+    assert (answer["drafter"], answer["k"], answer["draft_model"]) == ("cascade", K, None)
     assert answer["timings"]["draft_n"] > 0
     lanes = ["-d", "suffix,eagle3,dspark", "--k", "2", "--limit", "1", "-n", "12"]
     assert main(["bench", str(world["target"]), *lanes, *target]) == 0
@@ -294,4 +295,4 @@ def test_models_and_doctor_list_them(
     assert main(["doctor", str(world["target"]), "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["heads"] == ["smollm2-135m/dspark", "smollm2-135m/eagle3"]
-    assert [d["value"] for d in document["model"]["plan"] if d["field"] == "drafter"] == ["dspark"]
+    assert [d["value"] for d in document["model"]["plan"] if d["field"] == "drafter"] == ["cascade"]

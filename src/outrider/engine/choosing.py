@@ -11,7 +11,7 @@ from outrider.control.governor import DEFAULT_MOST
 from outrider.core.registry import verifier_class
 from outrider.core.types import Decision
 from outrider.engine.opening import OpenedHead, missing_draft, needs_of
-from outrider.engine.shipped import default_drafter, shipped_heads
+from outrider.engine.shipped import default_drafter, preferred, shipped_heads
 from outrider.errors import ConfigError
 
 DEFAULT_K = 5
@@ -63,9 +63,11 @@ def choose_drafters(asked: list[str], heads: Mapping[str, OpenedHead], k: int | 
     return asked, Decision("drafter", ", ".join(asked), "the first is used unless a request names another")
 
 
-def choose_k(k: int | None, head: OpenedHead | None) -> tuple[int, Decision]:
+def choose_k(k: int | None, drafter: str, heads: Mapping[str, OpenedHead]) -> tuple[int, Decision]:
+    """A cascade drafts as many as the head at its end."""
     if k is not None:
         return k, Decision("k", str(k), "draft tokens a round" if k else "speculation is off: K = 0 was asked for")
+    head = heads.get(preferred(heads) or drafter) if "drafters" in needs_of(drafter) else heads.get(drafter)
     if head is not None and head.card is not None and head.card.k is not None:
         return head.card.k, Decision("k", str(head.card.k), f"draft tokens a round, as the card of {head.name} says")
     return DEFAULT_K, Decision("k", str(DEFAULT_K), "draft tokens a round")

@@ -52,7 +52,8 @@ class LLM:
 
     `model`            a path, a catalogue name (default: SmolLM2-135M-Instruct), `hf:org/name[:file]`, `pypi:package`
     `drafter`          one name or several, the first is a request's default; "none" and "prediction" are always there.
-                       By default a head that comes with the package for this target, else "suffix"
+                       By default "cascade" of "suffix" and a head that comes with the package for this target, else
+                       "suffix" alone
     `draft_model`      a second, smaller model of the same vocabulary; with it the default drafter is "draft_model".
                        For a head on the target ("eagle3", "mtp", "medusa", "dflash", "dspark"): its folder or file, if
                        it is not one that comes with the package
@@ -109,7 +110,7 @@ class LLM:
         )
         names, chosen = choose_drafters(asked, heads, k)
         self.controller_name, governed = controller, controller == "governor"
-        self.k, why_k = choose_most(k) if governed else choose_k(k, heads.get(names[0]))
+        self.k, why_k = choose_most(k) if governed else choose_k(k, names[0], heads)
         self.opened: LoadedModel | None = target
         self.opened_draft = draft
         self.draft_name: str | None = draft_model

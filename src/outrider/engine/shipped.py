@@ -15,10 +15,13 @@ from outrider.drafters.head_card import CARD, HeadCard, read_card
 from outrider.drafters.head_fit import same_model
 
 HEADS = Path(__file__).parents[1] / "heads"
-PREFERRED = ("dspark", "eagle3")
-"""Heads that draft by default where the target has them, the first of them that there is."""
+PREFERRED = ("eagle3", "dspark")
+"""Heads that draft by default where the target has them, the first of them that there is: the more is accepted, the
+earlier (docs/log.md)."""
 DEFAULT_DRAFTER = "suffix"
 """What drafts where there is none of them."""
+WITH_HEAD = "cascade"
+"""What drafts where there is one: what repeats is copied, and the head drafts the rest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +71,9 @@ def default_drafter(heads: Container[str], k: int | None) -> Decision:
         return Decision("drafter", DEFAULT_DRAFTER, "the default; nothing is drafted at K = 0")
     if head is None:
         return Decision("drafter", DEFAULT_DRAFTER, "the default for a target that no head comes with")
-    others = [name for name in PREFERRED[PREFERRED.index(head) + 1 :] if name in heads]
-    over = f"; it comes before {' and '.join([*others, DEFAULT_DRAFTER])}"
-    return Decision("drafter", head, f"the default: a head for this target comes with the package{over}")
+    return Decision(
+        "drafter",
+        WITH_HEAD,
+        f"the default: {DEFAULT_DRAFTER} copies what repeats, and {head} drafts the rest: a head for this target comes "
+        "with the package",
+    )
