@@ -10,7 +10,7 @@ from outrider.cli.main import COMMANDS, app_for, main
 from outrider.cli.measuring import Setup
 from outrider.core.registry import DRAFTERS, VERIFIERS
 from outrider.engine.choosing import DEFAULT_K
-from outrider.engine.shipped import DEFAULT_DRAFTER, PREFERRED
+from outrider.engine.shipped import DEFAULT_DRAFTER, PREFERRED, WITH_HEAD
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "cli.md"
 TRAIN_PAGE = PAGE.with_name("train.md")
@@ -104,7 +104,8 @@ def test_the_reference_tells_what_stands_in_for_no_value():
 def test_help_tells_the_defaults_of_the_engine(capsys):
     text = " ".join(help_page(capsys, "generate").split())
     assert f"plain decoding. [default: what the head's card says, else {DEFAULT_K}]" in text
-    assert f"for this target ({', '.join(PREFERRED)}), else {DEFAULT_DRAFTER}]" in text
+    by_default = f"{WITH_HEAD} with a head that comes with the package for this target ({', '.join(PREFERRED)})"
+    assert f"{by_default}, else {DEFAULT_DRAFTER}]" in text
 
 
 def test_help_names_every_drafter_and_rule(capsys):
