@@ -65,8 +65,8 @@ DrafterName = Annotated[
         metavar="NAME",
         help="What drafts: none, ngram, suffix, prediction, draft_model, layer_skip, eagle3, mtp, medusa, dflash, "
         "dspark, cascade. "
-        "[default: draft_model with --draft-model, prediction with --prediction, cascade with a head that comes with the "
-        "package for this target (eagle3, dspark), else suffix]",
+        "[default: draft_model with --draft-model, prediction with --prediction, cascade with a head that comes with "
+        "the package for this target (eagle3, dspark), else suffix]",
     ),
 ]
 DrafterNames = Annotated[
