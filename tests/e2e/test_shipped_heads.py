@@ -137,6 +137,14 @@ def test_preference_goes_from_eagle3_over_dspark_to_suffix_alone(load: Callable[
     assert "no head comes with" in decisions(llm, "drafter")[0].reason
 
 
+def test_a_head_whose_card_says_so_drafts_by_name_alone(load: Callable[..., LLM], heads: Path) -> None:
+    change_card(heads / "eagle3", by_default=False)
+    llm = load()
+    assert (llm.engine.method, llm.k, decisions(llm, "head")) == ("suffix", 5, [])
+    assert "eagle3 comes with the package, to be asked for by name" in decisions(llm, "drafter")[0].reason
+    assert [d.value for d in decisions(load(drafter="cascade"), "head")] == [f"{NAME}/eagle3"]
+
+
 @pytest.mark.parametrize("target", ["other", "foreign"])
 def test_another_target_gets_no_head(load: Callable[..., LLM], target: str) -> None:
     """The same token ids under another name, and the same name with other token ids."""

@@ -36,12 +36,14 @@ class CardTest:
 
 @dataclass(frozen=True, slots=True)
 class HeadCard:
-    """What of a card is read again. None: it does not say; `k` is the draft length that it recommends."""
+    """What of a card is read again. None: it does not say; `k` is the draft length that it recommends, `by_default`
+    whether the head is to draft where no drafter was asked for."""
 
     test: CardTest
     target: str | None
     vocabulary_sha256: str | None
     k: int | None
+    by_default: bool = True
 
 
 def write_card(folder: Path, card: Mapping[str, object], test: CardTest) -> None:
@@ -68,7 +70,9 @@ def read_card(head: Path) -> HeadCard | None:
         test.number("acceptance_length"),
     )
     target, hash_ = (card.text(key, "") or None for key in ("target", "vocabulary_sha256"))
-    return HeadCard(told, target, hash_, _positive(card, "k") if "k" in card.values else None)
+    return HeadCard(
+        told, target, hash_, _positive(card, "k") if "k" in card.values else None, card.boolean("by_default", True)
+    )
 
 
 def _positive(values: JsonObject, key: str) -> int:

@@ -6,9 +6,10 @@ target a head was trained for; a folder without one is not offered.
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from outrider.core.types import Decision, TargetIdentity
 from outrider.drafters.head_card import CARD, HeadCard, read_card
@@ -22,6 +23,13 @@ DEFAULT_DRAFTER = "suffix"
 """What drafts where there is none of them."""
 WITH_HEAD = "cascade"
 """What drafts where there is one: what repeats is copied, and the head drafts the rest."""
+
+
+class HasCard(Protocol):
+    """A head that was found."""
+
+    @property
+    def card(self) -> HeadCard | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +72,17 @@ def preferred(heads: Container[str]) -> str | None:
     return next((name for name in PREFERRED if name in heads), None)
 
 
-def default_drafter(heads: Container[str], k: int | None) -> Decision:
+def default_drafter(heads: Mapping[str, HasCard], k: int | None) -> Decision:
     """What drafts for a target with these heads when no drafter, perhaps a K, was asked for."""
     head = preferred(heads)
     if k == 0:
         return Decision("drafter", DEFAULT_DRAFTER, "the default; nothing is drafted at K = 0")
     if head is None:
         return Decision("drafter", DEFAULT_DRAFTER, "the default for a target that no head comes with")
+    if (card := heads[head].card) is not None and not card.by_default:
+        return Decision(
+            "drafter", DEFAULT_DRAFTER, f"the default; {head} comes with the package, to be asked for by name"
+        )
     return Decision(
         "drafter",
         WITH_HEAD,
