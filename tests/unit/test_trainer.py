@@ -73,5 +73,14 @@ def test_every_batch_of_every_epoch_is_one_step(
     assert [bool(line["held_out"]) for line in lines] == [False] * 8 + [True]
 
 
+def test_an_evaluation_takes_a_part_of_many_held_out_sequences(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = list[int]()
+    monkeypatch.setattr(Lessons, "held_out", tuple(range(200)))
+    monkeypatch.setattr(Lessons, "in_batches", lambda self, places: taken.extend(places) or [[20]])
+    trainer(Head(), tmp_path).evaluate()
+    assert taken == list(range(0, 200, 4))
+    assert len(taken) <= module.EVALUATED
+
+
 def test_a_held_out_batch_weighs_as_many_positions_as_it_has(tmp_path: Path) -> None:
     assert trainer(Head(), tmp_path).evaluate()["loss"] == [0.25]

@@ -100,8 +100,9 @@ class _FusedLoss(torch.autograd.Function):
         for start in range(0, rows, step):
             block = slice(start, start + step)
             columns_cC, aim_cC, p_cC = columns_MC[block], aim_MC[block], p_MC[block]
-            logits_cS = torch.mm(pairs[0][0][block], pairs[0][1].T, out=room[: len(aim_cC)])
-            for x, w in pairs[1:]:
+            (x, w), *biases = pairs
+            logits_cS = torch.mm(x[block], w.T, out=room[: len(aim_cC)])
+            for x, w in biases:
                 logits_cS.addmm_(x[block], w.T)
             logits_cS = logits_cS.to(x_Md.dtype)
             top_c1, likeliest_c1 = logits_cS.max(-1, keepdim=True)
