@@ -39,6 +39,7 @@ struct Chain::Step {
   std::vector<std::size_t> rows;          // of each of them
   std::vector<std::size_t> lengths;       // of their caches
   std::vector<const float*> embedded, handed;  // of each row
+  std::vector<double> products;           // of the probabilities of each one's tokens
   std::size_t number;                     // tokens that they have
 };
 
@@ -124,29 +125,33 @@ void Chain::choose(const Step& step, const Buffers& to) const {
 // Turns to the rows of the tokens just found; false where nothing goes on, or a token's embedding is not there.
 bool Chain::advance(Step& step) const {
   std::vector<std::size_t> sequences, lengths;
+  std::vector<double> products;
   step.embedded.clear();
   step.handed.clear();
   for (std::size_t i = 0; i < step.sequences.size(); ++i) {
     const std::size_t sequence = step.sequences[i], place = sequence * step.pass.most + step.number;
     const ChainSpan& span = step.pass.spans[sequence];
     const std::int64_t token = step.pass.tokens[place];
-    const bool sure = static_cast<double>(step.pass.shares[place]) >= step.pass.least;
+    const double product = step.products[i] * static_cast<double>(step.pass.shares[place]);
+    const bool sure = product >= span.least;
     const bool stops = std::find(span.stops.begin(), span.stops.end(), token) != span.stops.end();
     if (token < 0 || !sure || stops || step.number + 1 >= span.limit) continue;
     sequences.push_back(sequence);
     lengths.push_back(step.lengths[i] + step.rows[i]);
+    products.push_back(product);
     step.embedded.push_back(embedding(token));
     step.handed.push_back(step.pass.carried + sequence * shape_.hidden);
   }
   step.sequences = sequences;
   step.lengths = lengths;
+  step.products = products;
   step.rows.assign(sequences.size(), 1);
   ++step.number;
   return !sequences.empty() && std::find(step.embedded.begin(), step.embedded.end(), nullptr) == step.embedded.end();
 }
 
 void Chain::run(const ChainPass& pass) const {
-  Step step{pass, {}, {}, {}, {}, {}, 0};
+  Step step{pass, {}, {}, {}, {}, {}, std::vector<double>(pass.spans.size(), 1.0), 0};
   std::size_t rows = 0;
   for (const ChainSpan& span : pass.spans) {
     step.sequences.push_back(step.sequences.size());

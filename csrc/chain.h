@@ -39,6 +39,7 @@ struct ChainSpan {
   std::int64_t first;
   std::size_t window, limit;  // of tokens
   std::vector<std::int64_t> stops;  // tokens behind which nothing follows
+  double least;                     // nor does anything where the product of their probabilities is smaller
 };
 
 struct ChainPass {
@@ -47,7 +48,6 @@ struct ChainPass {
   const float* cos;
   const float* sin;
   std::vector<ChainSpan> spans;
-  double least;          // nothing follows a token of a smaller probability
   std::size_t most;      // the largest limit
   std::int64_t* tokens;  // [sequences][most]; negative where a logit is not finite, and nothing follows
   float* shares;         // [sequences][most]: their probabilities

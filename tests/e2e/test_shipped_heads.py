@@ -137,6 +137,28 @@ def test_preference_goes_from_eagle3_over_dspark_to_suffix_alone(load: Callable[
     assert "no head comes with" in decisions(llm, "drafter")[0].reason
 
 
+def test_a_card_says_how_sure_a_draft_must_be(load: Callable[..., LLM], heads: Path) -> None:
+    """What was asked for goes before it; the head is tried on drafts of full length."""
+    change_card(heads / "dspark", min_confidence=1.0)
+    for options, value, drafts in (
+        ({"drafter": "dspark"}, ["1"], False),
+        ({"drafter": "cascade", "drafter_options": {"cascade": {"members": {"dspark": {}}}}}, ["1"], False),
+        ({"drafter": "dspark", "min_confidence": 0.0}, [], True),
+        ({"drafter": "dspark", "drafter_options": {"dspark": {"min_confidence": 0.0}}}, [], True),
+    ):
+        llm = load(**options)
+        assert [d.value for d in decisions(llm, "min_confidence")] == value, options
+        assert [d.value for d in decisions(llm, "head test")] == ["passed"]
+        [drafted], [plain] = llm.generate(PROMPTS[0], PARAMS), llm.generate(PROMPTS[0], PARAMS, speculation=PLAIN)
+        assert drafted.token_ids == plain.token_ids
+        assert (drafted.stats.drafted > 0) == drafts, options
+    with pytest.raises(ConfigError, match=r"min_confidence = 0\.5 is not for suffix: it is an option of heads"):
+        load(drafter="suffix", min_confidence=0.5)
+    change_card(heads / "dspark", min_confidence=1.5)
+    with pytest.raises(ModelFileError, match=r"'min_confidence' is 1\.5, expected a number from 0 to 1"):
+        load(drafter="dspark")
+
+
 def test_a_head_whose_card_says_so_drafts_by_name_alone(load: Callable[..., LLM], heads: Path) -> None:
     change_card(heads / "eagle3", by_default=False)
     llm = load()

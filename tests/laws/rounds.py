@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from outrider.core.draft import Draft, DraftLaw, SeqDraft
-from outrider.core.protocols import Committed, Controller, LanguageModel, Segment, Verifier
+from outrider.core.protocols import Committed, Controller, Drafter, LanguageModel, Segment, Verifier
 from outrider.core.rng import ExhaustiveRng, Key, Purpose, Rng
 from outrider.core.row import Row
 from outrider.core.step import Decided, spec_step
@@ -150,7 +150,7 @@ class Setting:
 
     target: LanguageModel
     rule: Verifier
-    drafter: Callable[[], TableDrafter]
+    drafter: Callable[[], Drafter]
     controller: Callable[[], Controller]
     params: SamplingParams
     stop_ids: frozenset[int] = frozenset()

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from collections.abc import Sequence as Seq
 from dataclasses import replace
 
 import pytest
 
 from outrider.control.fixed import FixedController
 from outrider.control.governor import GovernorController
-from outrider.core.draft import DraftLaw
+from outrider.core.draft import Draft, DraftLaw
 from outrider.core.protocols import Controller
 from outrider.core.registry import verifier_class
+from outrider.core.rng import Rng
 from outrider.core.types import SamplingParams, Sequence
+from outrider.drafters.draft_model import DraftModelDrafter
 from tests.given_costs import one_context
 from tests.laws.harness import EXACT, rules, total_variation
 from tests.laws.rounds import (
@@ -91,6 +94,27 @@ def test_answer_law(name: str, law: DraftLaw, controller: str) -> None:
 def test_a_draft_may_end_because_of_its_own_tokens(name: str, law: DraftLaw) -> None:
     """Drafting stops behind an unlikely token; that token stays in the draft."""
     check(setting(name, law, SAMPLED, stop=lambda q_V, token: float(q_V[token]) < 0.5))
+
+
+@pytest.mark.parametrize(("name", "law"), CASES)
+def test_a_draft_may_end_where_its_drafter_is_not_sure(name: str, law: DraftLaw) -> None:
+    """`min_confidence` of the drafters that have one: drafts of no token and two, where they are drawn also of one."""
+    sizes, method = set(), "greedy" if law is DraftLaw.POINT else "probabilistic"
+
+    def drafter() -> DraftModelDrafter:
+        made = DraftModelDrafter(model=table_model(2, 1, seed=8), draft_sample_method=method, min_confidence=0.55)
+        propose = made.propose
+
+        def seen(seqs: Seq[Sequence], budgets: Seq[int], rng: Rng) -> Draft:
+            draft = propose(seqs, budgets, rng)
+            sizes.update(own.size for own in draft.seqs)
+            return draft
+
+        made.propose = seen  # type: ignore[method-assign]
+        return made
+
+    check(replace(setting(name, law, SAMPLED), drafter=drafter))
+    assert sizes >= {0, 2}
 
 
 @pytest.mark.parametrize(("name", "law"), CASES)

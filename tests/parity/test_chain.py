@@ -6,8 +6,10 @@ Shapes: M rows, d head width, S draft vocabulary.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any
 
 import pytest
@@ -96,9 +98,9 @@ def packed(kind: str, dtype: str) -> Head:
 def drafted(head: Head, begun: list[Begun], limits: list[int], least: float = 0.0, stops: Any = ()) -> tuple[Any, Any]:
     """In one call."""
     before = kernels.fast_calls()
-    asks = [Ask(one.span, limit, stops) for one, limit in zip(begun, limits, strict=True)]
+    asks = [Ask(one.span, limit, stops, least) for one, limit in zip(begun, limits, strict=True)]
     embedded_Md, g_Md = torch.cat([one.embedded_Md for one in begun]), torch.cat([one.g_Md for one in begun])
-    found = head.chain.draft(embedded_Md, g_Md, asks, least)
+    found = head.chain.draft(embedded_Md, g_Md, asks)
     counted = {name: count - before.get(name, 0) for name, count in kernels.fast_calls().items()}
     assert {name for name, count in counted.items() if count} == {"chain"}
     assert counted["chain"] == 1
@@ -163,17 +165,19 @@ def test_sequences_do_not_depend_on_company_or_threads(level: str, kind: str) ->
 
 @torch.inference_mode()
 def test_where_a_draft_ends() -> None:
-    """At a token that ends the text, behind one that is not sure, before one that is not at hand, and where numbers are
-    lost; a sequence that ends leaves the others as they were."""
+    """At a token that ends the text, behind the one with which their product is too small, before one that is not at
+    hand, and where numbers are lost; a sequence that ends leaves the others as they were."""
     head = packed("eagle3", "int8")
     (whole,), _ = drafted(head, [head.begun(4, 1, 0)], [LIMIT])
     stop = whole.tokens[1]
     (found,), _ = drafted(head, [one := head.begun(4, 1, 0)], [LIMIT], stops=frozenset({stop}))
     assert found.tokens == whole.tokens[: whole.tokens.index(stop) + 1]
     assert one.cache.length == 4 + len(found.tokens)
-    at = whole.shares.index(min(whole.shares))
-    (found,), _ = drafted(head, [head.begun(4, 1, 0)], [LIMIT], least=math.nextafter(whole.shares[at], 1))
-    assert found.tokens == whole.tokens[: at + 1]
+    for at, product in enumerate(accumulate(whole.shares, operator.mul)):
+        (found,), _ = drafted(head, [head.begun(4, 1, 0)], [LIMIT], least=math.nextafter(product, 1))
+        assert found.tokens == whole.tokens[: at + 1]
+        (found,), _ = drafted(head, [head.begun(4, 1, 0)], [LIMIT], least=product)
+        assert found.tokens == whole.tokens[: at + 2]
     lost = head.begun(4, 2, 5)
     lost.g_Md[0] = math.nan
     (found, other), _ = drafted(head, [lost, head.begun(4, 1, 0)], [LIMIT, LIMIT])
@@ -213,14 +217,14 @@ def test_rows_outside_a_cache_or_a_table_are_refused() -> None:
     native, one = head.chain._chain, head.begun(4, 1, 3)
     cos_UR = torch.zeros(4 + 3 + LIMIT, 8)
     store_2TGD = torch.zeros(2, 4 + LIMIT, 2, 16)
-    rows = kernels.ChainRows(1, store_2TGD, 4, 3, 100, LIMIT, ())
-    native.draft(one.embedded_Md, one.g_Md, cos_UR, cos_UR, [rows], 0.0)
+    rows = kernels.ChainRows(1, store_2TGD, 4, 3, 100, LIMIT, (), 0.0)
+    native.draft(one.embedded_Md, one.g_Md, cos_UR, cos_UR, [rows])
     for bad in (rows._replace(length=5), rows._replace(limit=LIMIT + 1), rows._replace(limit=0)):
         with pytest.raises(IndexError, match="cache row"):
-            native.draft(one.embedded_Md, one.g_Md, torch.zeros(99, 8), torch.zeros(99, 8), [bad], 0.0)
+            native.draft(one.embedded_Md, one.g_Md, torch.zeros(99, 8), torch.zeros(99, 8), [bad])
     for first in (4, -1):
         with pytest.raises(IndexError, match="position"):
-            native.draft(one.embedded_Md, one.g_Md, cos_UR, cos_UR, [rows._replace(first=first)], 0.0)
+            native.draft(one.embedded_Md, one.g_Md, cos_UR, cos_UR, [rows._replace(first=first)])
 
 
 @torch.inference_mode()
@@ -240,7 +244,7 @@ def test_parts_that_do_not_fit_are_refused() -> None:
             build_chain(core.stack, wrong, head, ids_S, table)
     whole = packed("eagle3", "float32")
     native, one, cos_UR = whole.chain._chain, whole.begun(4, 1, 3), torch.zeros(99, 8)
-    rows = kernels.ChainRows(1, torch.zeros(2, 4 + LIMIT, 2, 16), 4, 3, 100, LIMIT, ())
+    rows = kernels.ChainRows(1, torch.zeros(2, 4 + LIMIT, 2, 16), 4, 3, 100, LIMIT, (), 0.0)
     for wrong_UR in (
         torch.zeros(98, 8),
         torch.zeros(99, 4),
@@ -249,7 +253,7 @@ def test_parts_that_do_not_fit_are_refused() -> None:
     ):
         for tables in ((cos_UR, wrong_UR), (wrong_UR, cos_UR)):
             with pytest.raises(AssertionError, match="table"):
-                native.draft(one.embedded_Md, one.g_Md, *tables, [rows], 0.0)
+                native.draft(one.embedded_Md, one.g_Md, *tables, [rows])
 
 
 def test_heads_that_the_kernels_cannot_run_whole() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence as Seq
+from itertools import accumulate
 
 import pytest
 import torch
@@ -185,7 +187,7 @@ def test_a_rule_that_cannot_judge_the_method_gets_no_draft_and_a_reason() -> Non
 # When a draft ends
 
 
-def test_a_draft_ends_after_an_unsure_token_which_stays() -> None:
+def test_a_draft_ends_before_it_gets_unsure_whatever_is_drawn() -> None:
     model = SpyModel()
     for seed in range(20):
         free, careful = (
@@ -195,8 +197,9 @@ def test_a_draft_ends_after_an_unsure_token_which_stays() -> None:
         opened(free, seq)
         opened(careful, seq)
         whole, cut = propose(free, seq, 6), propose(careful, seq, 6)
-        unsure = [i for i in range(6) if whole.q(i)[whole.tokens[i]] < 0.5]
-        assert cut.tokens == whole.tokens[: unsure[0] + 1 if unsure else 6]
+        sure = list(accumulate((float(whole.q(i).weight_S.max()) for i in range(6)), operator.mul))
+        assert whole.confidence == pytest.approx(sure)
+        assert cut.tokens == whole.tokens[: sum(confidence >= 0.5 for confidence in sure)]
 
 
 def test_a_draft_ends_at_a_token_that_would_end_the_answer() -> None:

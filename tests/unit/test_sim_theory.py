@@ -124,7 +124,7 @@ def test_every_cost_counts():
 
 def test_measured_seconds_are_costs_in_passes_over_one_row():
     seconds = replace(one_context({1: 0.010, 5: 0.015}, {"draft": [0.002, 0.004, 0.006, 0.008]}), overhead_s=0.001)
-    cost = Cost.of_model(seconds, "draft", 4, depth=4, context=100, greedy=True)
+    cost = Cost.of_model(seconds, seconds.draft_s("draft", 4, greedy=True), depth=4, context=100, greedy=True)
     assert (cost.c, cost.v(1), cost.v(5), cost.overhead) == pytest.approx((0.2, 1.0, 1.5, 0.1))
     round_s = seconds.round_s(5, 100, greedy=True) + seconds.draft_s("draft", 4, greedy=True)
     assert cost.round(Shape.chain([0.5] * 4)) == pytest.approx(round_s / 0.010)

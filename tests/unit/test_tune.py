@@ -120,7 +120,7 @@ def test_predictions_are_tokens_over_given_costs():
     assert good.replayed.stats.rounds == 3 * 6
     assert good.ratio == pytest.approx(4.0)
     bad = predicted.of(Candidate("bad", 3))
-    drafting = sum(FLAT.draft_s("bad", one.asked, greedy=True) for one in rounds(recorded.answers[0], "bad", 3))
+    drafting = sum(one.draft_s("bad", FLAT, greedy=True) for one in rounds(recorded.answers[0], "bad", 3))
     assert bad.ratio == pytest.approx(24 / (24 + drafting))
     assert predicted.candidates[0].candidate == Candidate("good", 8)
     assert set(predicted.by_category) == {"code", "prose"}

@@ -19,6 +19,7 @@ from outrider.control.cost_cache import CostKey, Kept, find_costs, keep_costs
 from outrider.control.cost_model import SCHEMA, CostModel, Curve, DraftCost, DraftCurves
 from outrider.core.protocols import KVCache, LanguageModel, Segment
 from outrider.core.types import SamplingParams, Sequence
+from outrider.drafters.chain import full_length
 from outrider.engine.engine import Engine
 from outrider.engine.kept_costs import cost_key, costs_folder
 from outrider.engine.llm import LLM
@@ -199,7 +200,8 @@ def _drafting(llm: LLM, name: str, ks: Seq[int], batch: int, params: SamplingPar
     seconds: list[float] = []
     with timed(llm) as watch:
         outer = llm.engine
-        engine = Engine(outer.target, outer.router.drafters, _Script(ks), method=name, max_batch=batch)
+        drafters = {**outer.router.drafters, name: full_length(outer.router.drafters[name])}
+        engine = Engine(outer.target, drafters, _Script(ks), method=name, max_batch=batch)
         room = outer.target.context_length
         ids = text_ids(llm, min(PROMPT, room // 2) + batch)
         tokens = min((max(ks) + 1) * len(ks) + 1, room - len(ids))

@@ -39,6 +39,7 @@ class ModelChoice:
     drafter: str | None = None
     draft_model: str | None = None
     k: int | None = None
+    min_confidence: float | None = None
     rule: str = "auto"
     dtype: str = "auto"
     draft_dtype: str = "auto"
@@ -61,6 +62,7 @@ class ModelChoice:
                 drafter=names,
                 draft_model=self.draft_model,
                 k=self.k,
+                min_confidence=self.min_confidence,
                 controller=self.controller,
                 rule=self.rule,
                 dtype=self.dtype,

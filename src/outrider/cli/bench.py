@@ -102,6 +102,7 @@ def bench(
     drafter: common.DrafterNames = None,
     draft_model: common.DraftModel = None,
     k: DraftLengths = None,
+    min_confidence: common.MinConfidence = None,
     controller: ControllerName = "fixed",
     rule: common.Rule = "auto",
     prompts: Prompts = None,
@@ -162,6 +163,7 @@ def bench(
         offline=offline,
         turns=turns,
         controller=controller,
+        min_confidence=min_confidence,
     )
     run = _Bench(
         setup,

@@ -35,6 +35,7 @@ def chat(
     drafter: common.DrafterName = None,
     draft_model: common.DraftModel = None,
     k: common.DraftLength = None,
+    min_confidence: common.MinConfidence = None,
     controller: common.ControllerName = "fixed",
     rule: common.Rule = "auto",
     temperature: common.Temperature = 0.0,
@@ -73,7 +74,9 @@ def chat(
     )
     from outrider.cli.answer import ModelChoice
 
-    choice = ModelChoice(model, drafter, draft_model, k, rule, dtype, draft_dtype, threads, offline, controller)
+    choice = ModelChoice(
+        model, drafter, draft_model, k, min_confidence, rule, dtype, draft_dtype, threads, offline, controller
+    )
     with common.TraceWriter.to(trace) as tracing:
         llm = choice.open(quiet=quiet, on_trace=tracing.write if trace is not None else None)
         conversation = Conversation(llm, params, system, show=not json, quiet=quiet)

@@ -94,6 +94,15 @@ DraftLength = Annotated[
         help="Draft tokens a round, up to 64; 0 is plain decoding. [default: what the head's card says, else 5]",
     ),
 ]
+MinConfidence = Annotated[
+    float | None,
+    typer.Option(
+        "--min-confidence",
+        metavar="P",
+        help="End a draft where its drafter thinks all of it less probable to be kept than this, 0 to 1; for heads and "
+        "draft models. [default: what the head's card says, else 0]",
+    ),
+]
 
 
 def draft_lengths(default: str) -> typer.models.OptionInfo:

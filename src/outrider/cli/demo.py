@@ -97,7 +97,7 @@ def demo(
 
     params = SamplingParams(max_tokens=max_tokens)
     machine = machine_facts()
-    choice = ModelChoice(model, drafter, draft_model, k, "auto", dtype, draft_dtype, threads, offline)
+    choice = ModelChoice(model, drafter, draft_model, k, None, "auto", dtype, draft_dtype, threads, offline)
     llm = choice.open(quiet=quiet)
     machine["threads"] = machine_facts()["threads"]
     _warm_up(llm, params)

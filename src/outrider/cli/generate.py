@@ -41,6 +41,7 @@ def generate(
     drafter: common.DrafterName = None,
     draft_model: common.DraftModel = None,
     k: common.DraftLength = None,
+    min_confidence: common.MinConfidence = None,
     controller: common.ControllerName = "fixed",
     rule: common.Rule = "auto",
     temperature: common.Temperature = 0.0,
@@ -91,7 +92,9 @@ def generate(
     from outrider.cli.answer import ModelChoice
 
     drafter = drafter or ("prediction" if predicted is not None and draft_model is None else None)
-    choice = ModelChoice(model, drafter, draft_model, k, rule, dtype, draft_dtype, threads, offline, controller)
+    choice = ModelChoice(
+        model, drafter, draft_model, k, min_confidence, rule, dtype, draft_dtype, threads, offline, controller
+    )
     with common.TraceWriter.to(trace) as tracing:
         llm = choice.open(quiet=quiet, on_trace=tracing.write if trace is not None else None)
         _Run(llm, params, _prompt(llm, text, chat, system), predicted, tracing, json, quiet).run(compare)

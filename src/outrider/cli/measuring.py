@@ -59,6 +59,7 @@ class Setup:
     offline: bool
     turns: int = 1
     controller: str = "fixed"
+    min_confidence: float | None = None
 
     @classmethod
     def from_options(
@@ -99,6 +100,7 @@ class Setup:
                 drafter=self.drafters,
                 draft_model=self.draft_model,
                 k=max(self.ks),
+                min_confidence=self.min_confidence,
                 rule=self.rule,
                 controller=self.controller,
                 dtype=self.dtype,

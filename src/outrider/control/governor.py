@@ -38,12 +38,14 @@ LOG_LENGTH = 64
 
 @dataclass(slots=True)
 class Option:
-    """A way to run a sequence's next round; what is expected of it: tokens, and rows of the pass."""
+    """A way to run a sequence's next round; what is expected of it: tokens, rows of the pass, and draft steps, of which
+    the last may find that it is not sure enough."""
 
     drafter: str
     k: int
     tokens: float = 1.0
     rows: float = 1.0
+    steps: float = 0.0
 
     def same(self, other: Option) -> bool:
         return (self.drafter, self.k) == (other.drafter, other.k)
@@ -56,12 +58,12 @@ class Option:
 class _Others:
     """What the rest of the batch is expected to do in the coming round, however this sequence is run.
 
-    `drafts` are those that it makes: drafter, K, and whether at temperature 0.
+    `drafts` are those that it makes: drafter, steps, and whether at temperature 0.
     """
 
     tokens: float = 0.0
     rows: float = 0.0
-    drafts: tuple[tuple[str, int, bool], ...] = ()
+    drafts: tuple[tuple[str, float, bool], ...] = ()
 
 
 @dataclass(slots=True)
@@ -193,42 +195,49 @@ class GovernorController:
         return _Others(
             sum(other.chosen.tokens for other in rest),
             sum(other.chosen.rows for other in rest),
-            tuple((other.chosen.drafter, other.chosen.k, other.greedy) for other in rest if other.chosen.k),
+            tuple((other.chosen.drafter, other.chosen.steps, other.greedy) for other in rest if other.chosen.k),
         )
 
     def _option(self, state: _State, drafter: str, k: int) -> Option:
         if k == 0:
             return Option(PLAIN, 0)
         kept, drafted = state.acceptance[drafter].gains()
-        return Option(drafter, k, 1 + kept[k], 1 + drafted[k])
+        return Option(drafter, k, 1 + kept[k], 1 + drafted[k], 1 + drafted[k - 1])
 
     def _drafts_s(self, drafter: str, batch: int, greedy: bool) -> list[float]:
-        """Entry K: the cost model's draft."""
+        """Entry K: the cost model's draft of K steps."""
         key = drafter, batch, greedy
         if key not in self._draft_s:
             self._draft_s[key] = [self.costs.draft_s(drafter, k, batch, greedy=greedy) for k in range(self.most + 1)]
         return self._draft_s[key]
 
-    def _drafting_s(self, state: _State, drafter: str, k: int, others: _Others) -> float:
+    def _draft_of(self, drafter: str, steps: float, batch: int, greedy: bool) -> float:
+        """One of `batch` drafts that are made together."""
+        drafts_s = self._drafts_s(drafter, batch, greedy)
+        low = min(int(steps), self.most - 1)
+        return drafts_s[low] + (steps - low) * (drafts_s[low + 1] - drafts_s[low])
+
+    def _drafting_s(self, state: _State, drafter: str, steps: float, others: _Others) -> float:
         """What all drafts of a round cost when this sequence drafts so: those of one drafter are made together."""
-        drafts = [*others.drafts, (drafter, k, state.greedy)] if k else others.drafts
+        drafts = [*others.drafts, (drafter, steps, state.greedy)] if steps else others.drafts
         together = Counter(name for name, _, _ in drafts)
-        return sum(self._drafts_s(name, together[name], greedy)[length] for name, length, greedy in drafts)
+        return sum(self._draft_of(name, length, together[name], greedy) for name, length, greedy in drafts)
 
     def _rate(self, seq: Sequence, state: _State, option: Option, others: _Others) -> float:
         """Tokens a second of the whole batch when this sequence is run so."""
         round_s = self._round_s(option.rows + others.rows, len(seq.tokens), state.greedy)
-        return (option.tokens + others.tokens) / (round_s + self._drafting_s(state, option.drafter, option.k, others))
+        round_s += self._drafting_s(state, option.drafter, option.steps, others)
+        return (option.tokens + others.tokens) / round_s
 
     def _best(self, seq: Sequence, state: _State, drafter: str, others: _Others) -> Option:
         """The best K of a drafter, from 1."""
         kept, drafted = state.acceptance[drafter].gains()
         together = 1 + sum(name == drafter for name, _, _ in others.drafts)
-        drafts_s = self._drafts_s(drafter, together, state.greedy)
-        spent_s = self._drafting_s(state, drafter, 1, others) - drafts_s[1]
+        drafts_s = [self._draft_of(drafter, 1 + steps, together, state.greedy) for steps in drafted[: state.room]]
+        spent_s = self._drafting_s(state, drafter, 1, others) - drafts_s[0]
         context, tokens, rows = len(seq.tokens), 1 + others.tokens, 1 + others.rows
         rates = [
-            (tokens + kept[k]) / (spent_s + drafts_s[k] + self._round_s(rows + drafted[k], context, state.greedy))
+            (tokens + kept[k]) / (spent_s + drafts_s[k - 1] + self._round_s(rows + drafted[k], context, state.greedy))
             for k in range(1, state.room + 1)
         ]
         return self._option(state, drafter, 1 + rates.index(max(rates)))
@@ -282,6 +291,6 @@ class GovernorController:
         """What a probe took longer than the standing option would have for the same tokens."""
         option, others = state.now, state.others
         took_s = self._round_s(1 + drafted + others.rows, state.length, state.greedy)
-        took_s += self._drafting_s(state, option.drafter, option.k, others)
+        took_s += self._drafting_s(state, option.drafter, min(option.k, drafted + 1), others)
         took_s += self.costs.catch_up_s(option.drafter, state.idle.get(option.drafter, 0))
         return took_s - (emitted + others.tokens) * state.usual_s

@@ -42,9 +42,6 @@ from outrider.drafters.options import require_number
 from outrider.errors import PairingError
 from outrider.kernels import softmax
 
-Choice = tuple[int, float, float]
-"""As in `ChainDrafter._choose`."""
-
 
 class BlockDrafter(HeadDrafter[BlockState]):
     """Drafts chains with the block head `head`: a folder or file in one of the public layouts, or a network.
@@ -55,8 +52,8 @@ class BlockDrafter(HeadDrafter[BlockState]):
     dtype         of the head's weights: "int8", "int4", "bfloat16", "float32", or "auto" (int4 where the CPU kernels
                   run, float32 on other CPUs, the file's own elsewhere)
     draft_sample_method, greedy_below_temperature   as `draft_model`
-    min_confidence   no token is drafted, nor any behind it, that the head gives less probability to be accepted; the
-                     head decides before the token is known. A head without confidences: as `draft_model`
+    min_confidence   a draft ends before the first place where the product of the head's confidences, from the draft's
+                     first place on, is less than this. A head without confidences: as `draft_model`
     adapt         how far, in nats, the bias of a pair of tokens moves when verification cuts a draft short there, and
                   whether confidences are calibrated by what was accepted; each sequence for itself, until it is
                   closed (`block_habits`). 0: neither
@@ -155,10 +152,11 @@ class BlockDrafter(HeadDrafter[BlockState]):
         columns, tops, shares = walk(logits_MS, counts, before, pairs, shares=unsure)
         for run, (start, stop) in zip(runs, spans(counts), strict=True):
             for m in range(start, stop):
-                if run.done or math.isnan(tops[m]) or not self._goes_on(run):
+                if run.done or math.isnan(tops[m]) or not self._is_sure(run):
                     break
                 share = shares[m] if unsure else 1.0
-                self._take(run, self.columns.token(columns[m]), share, share)
+                if self._goes_on(run, share):
+                    self._take(run, self.columns.token(columns[m]), share)
 
     def _read(self, batch: list[tuple[BlockRun, int, int]]) -> None:
         """Keys and values of these positions."""
@@ -192,39 +190,43 @@ class BlockDrafter(HeadDrafter[BlockState]):
                 super()._step([run], rng)  # says what is wrong
                 continue
             q = self.columns.over_tokens(Row(len(weight_S), weight_S))
-            token = self._draw(run, q, rng.of(run.seq.id))
-            asked = not self.parts.sure
-            self._take(run, token, float(weight_S.max()) if asked else 1.0, q[token] if asked else 1.0)
+            peak = 1.0 if self.parts.sure else float(weight_S.max())
+            if self._goes_on(run, peak):
+                self._take(run, self._draw(run, q, rng.of(run.seq.id)), peak)
 
     def _next_logits(self, runs: list[BlockRun]) -> Tensor:
         """Whether a token is drafted at all is decided before it is known."""
-        going = [run for run in runs if self._goes_on(run)]
+        going = [run for run in runs if self._is_sure(run)]
         logits_nS = self.parts.behind([(run.state.block, len(run.tokens), last(run)) for run in going])
         for run, logits_S in zip(going, logits_nS, strict=True):
             if (pairs := run.state.habits.pairs) is not None:
                 pairs.add_(logits_S, last(run))
         return logits_nS
 
-    def _goes_on(self, run: BlockRun) -> bool:
+    def _is_sure(self, run: BlockRun) -> bool:
         """Works out how probably the next token will be accepted, if the head says so; may end the run by it."""
         if self.parts.sure:
             block, place = run.state.block, len(run.tokens)
             logit = self.parts.sureness(block.sure_K[place], last(run))
             block.said_K.append(logit)
             block.sure = run.state.habits.confidence(logit, place)
-            run.done = block.sure < self.min_confidence
+            return super()._goes_on(run, block.sure)
         return not run.done
 
-    def _choose(self, run: BlockRun, logits_S: Tensor, top: float, column: int, rng: Rng) -> Choice | None:
+    def _continue(self, run: BlockRun, logits_S: Tensor, top: float, column: int, rng: Rng) -> None:
         """A likeliest token whose own probability nobody asks for is known already."""
         if self.parts.sure and run.plain and run.law is DraftLaw.POINT and math.isfinite(top):
-            return self.columns.token(column), 1.0, 1.0
-        return super()._choose(run, logits_S, top, column, rng)
+            self._take(run, self.columns.token(column), 1.0)
+        else:
+            super()._continue(run, logits_S, top, column, rng)
 
-    def _take(self, run: BlockRun, token: int, peak: float, probability: float) -> None:
-        """The head's confidence stands where that of the token would; it has decided already."""
-        sure = self.parts.sure
-        super()._take(run, token, run.state.block.sure if sure else peak, 1.0 if sure else probability)
+    def _goes_on(self, run: BlockRun, peak: float) -> bool:
+        """The head's confidence has decided already, where it has one."""
+        return self.parts.sure or super()._goes_on(run, peak)
+
+    def _take(self, run: BlockRun, token: int, peak: float) -> None:
+        """The head's confidence stands where that of the token would."""
+        super()._take(run, token, run.state.block.sure if self.parts.sure else peak)
 
 
 def _require_layers(what: str, config: BlockConfig, name: str, n_layers: int) -> None:

@@ -17,6 +17,7 @@ from outrider.core.draft import Draft, DraftLaw, SeqDraft
 from outrider.core.protocols import Committed, Drafter
 from outrider.core.rng import Rng
 from outrider.core.types import Sequence
+from outrider.drafters.chain import full_length
 from outrider.drafters.options import require_number
 from outrider.errors import ConfigError
 
@@ -45,6 +46,10 @@ class CascadeDrafter:
         self.trees = any(d.trees for d in self.drafters)
         self.reads_prediction = any(getattr(d, "reads_prediction", False) for d in self.drafters)
         self.wants = tuple(sorted({layer for d in self.drafters for layer in d.wants}))
+
+    def full_length(self) -> CascadeDrafter:
+        """See `chain.full_length`."""
+        return CascadeDrafter(drafters=[full_length(d) for d in self.drafters], min_expected=self.min_expected)
 
     def open(self, seq: Sequence) -> None:
         for drafter in self.drafters:

@@ -12,14 +12,15 @@ import copy
 import logging
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
-from typing import Generic, TypeVar
+from typing import Generic, Self, TypeVar
 
 from torch import Tensor
 
 from outrider.core.draft import Draft, DraftLaw, SeqDraft
-from outrider.core.protocols import Committed
+from outrider.core.protocols import Committed, Drafter
 from outrider.core.rng import Key, Purpose, Rng
 from outrider.core.row import Row
 from outrider.core.types import Sequence
@@ -61,6 +62,11 @@ class Run(Generic[S]):
     done: bool = False
 
     @property
+    def sure(self) -> float:
+        """How probably all of the draft so far is kept, by its confidences."""
+        return self.confidence[-1] if self.confidence else 1.0
+
+    @property
     def plain(self) -> bool:
         """Whether nothing but temperature and truncation touches the logits."""
         return self.seq.params.plain_logits and self.seq.constraint is None
@@ -96,6 +102,12 @@ class ChainDrafter(ABC, Generic[S]):
         )
         self.min_confidence = require_number(self.name, "min_confidence", min_confidence, 0, 1)
         self._states: dict[int, S] = {}
+
+    def full_length(self) -> Self:
+        """This drafter, at work on nothing yet, whose drafts do not end for want of confidence."""
+        other = copy.copy(self)
+        other.min_confidence, other._states = 0.0, {}
+        return other
 
     @abstractmethod
     def _new_state(self) -> S:
@@ -167,40 +179,44 @@ class ChainDrafter(ABC, Generic[S]):
         if live:
             rows_nS = logits_nS.numpy()  # whose argmax takes a tenth of the time
             for n, (run, column) in enumerate(zip(live, rows_nS.argmax(1).tolist(), strict=True)):
-                chosen = self._choose(run, logits_nS[n], float(rows_nS[n, column]), column, rng.of(run.seq.id))
-                if chosen is None:
-                    self._lose(run)
-                else:
-                    self._take(run, *chosen)
+                self._continue(run, logits_nS[n], float(rows_nS[n, column]), column, rng.of(run.seq.id))
 
-    def _choose(
-        self, run: Run[S], logits_S: Tensor, top: float, column: int, rng: Rng
-    ) -> tuple[int, float, float] | None:
-        """(token, probability of q's likeliest, that of the token); None where q is no distribution. `top` and `column`
-        are the largest logit, NaN where one is, and the first column that has it."""
+    def _continue(self, run: Run[S], logits_S: Tensor, top: float, column: int, rng: Rng) -> None:
+        """The run's next token, or its end. `top` and `column` are the largest logit, NaN where one is, and the first
+        column that has it."""
         seq = run.seq
         if not math.isfinite(top):
-            return None
+            return self._lose(run)
         if run.plain:
             q = None if run.law is DraftLaw.POINT else self.columns.over_tokens(distribution(logits_S, seq.params))
         else:
             p = warp(self.columns.widen(logits_S[None]), [RowContext(run.view, tuple(run.tokens))])
             if p.bad_M[0]:
-                return None
+                return self._lose(run)
             q = p[0]
         if run.law is DraftLaw.POINT:
             column = column if q is None else self.columns.column(q.likeliest())
             peak = math.exp(float(logits_S[column]) - top) / float((logits_S - top).exp_().sum())
-            return self.columns.token(column), peak, peak
+            if self._goes_on(run, peak):
+                self._take(run, self.columns.token(column), peak)
+            return None
         assert q is not None
-        token = self._draw(run, q, rng)
-        return token, float(q.weight_S.max()), q[token]
+        peak = float(q.weight_S.max())
+        if self._goes_on(run, peak):
+            self._take(run, self._draw(run, q, rng), peak)
+        return None
 
-    def _take(self, run: Run[S], token: int, peak: float, probability: float) -> None:
-        """The run's next token. It may end the draft behind it, never unmake itself."""
+    def _goes_on(self, run: Run[S], peak: float) -> bool:
+        """Whether the next token, of whose distribution `peak` is the largest probability, is drafted at all. Which one
+        it will be is not asked: to drop it for what it is would bias what is drawn."""
+        run.done = run.sure * peak < self.min_confidence
+        return not run.done
+
+    def _take(self, run: Run[S], token: int, peak: float) -> None:
+        """The run's next token."""
         run.tokens.append(token)
-        run.confidence.append(peak * (run.confidence[-1] if run.confidence else 1.0))
-        run.done = len(run.tokens) == run.limit or probability < self.min_confidence or token in run.seq.stop_ids
+        run.confidence.append(run.sure * peak)
+        run.done = len(run.tokens) == run.limit or token in run.seq.stop_ids
 
     def _lose(self, run: Run[S]) -> None:
         """Ends a draft behind which q is no distribution."""
@@ -229,6 +245,12 @@ class ChainDrafter(ABC, Generic[S]):
     def _report(self, seq: Sequence, reason: str) -> None:
         seq.stats.dropped[reason] += 1
         log.warning("sequence %d is not drafted by %s any more: %s", seq.id, self.name, reason)
+
+
+def full_length(drafter: Drafter) -> Drafter:
+    """The same drafter, whose drafts are as long as is asked for: to be tried, or timed."""
+    make: Callable[[], Drafter] | None = getattr(drafter, "full_length", None)
+    return drafter if make is None else make()
 
 
 def _greedy_view(seq: Sequence) -> Sequence:

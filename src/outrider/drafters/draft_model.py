@@ -26,7 +26,8 @@ class DraftModelDrafter(ChainDrafter[DraftState]):
                          rule of that name, else probabilistic where the rule weighs q and the temperature is at
                          least `greedy_below_temperature`, else greedy
     draft_vocab          token ids that drafts may use; None: all. See `DraftVocab`
-    min_confidence       a draft ends after a token with less draft probability than this; that token stays in it
+    min_confidence       a draft ends before the first place where the product of q's largest probabilities, from the
+                         draft's first place on, is less than this
 
     A sequence is no longer drafted, with a reason in its stats, when it outgrows the draft model's context, holds a
     token that the model has no embedding for, or when the model fails on it.

@@ -36,13 +36,14 @@ class CardTest:
 
 @dataclass(frozen=True, slots=True)
 class HeadCard:
-    """What of a card is read again. None: it does not say; `k` is the draft length that it recommends, `by_default`
-    whether the head is to draft where no drafter was asked for."""
+    """What of a card is read again. None: it does not say; `k` and `min_confidence` are what it recommends,
+    `by_default` whether the head is to draft where no drafter was asked for."""
 
     test: CardTest
     target: str | None
     vocabulary_sha256: str | None
     k: int | None
+    min_confidence: float | None = None
     by_default: bool = True
 
 
@@ -70,15 +71,22 @@ def read_card(head: Path) -> HeadCard | None:
         test.number("acceptance_length"),
     )
     target, hash_ = (card.text(key, "") or None for key in ("target", "vocabulary_sha256"))
-    return HeadCard(
-        told, target, hash_, _positive(card, "k") if "k" in card.values else None, card.boolean("by_default", True)
-    )
+    k = _positive(card, "k") if "k" in card.values else None
+    return HeadCard(told, target, hash_, k, _min_confidence(card), card.boolean("by_default", True))
 
 
 def _positive(values: JsonObject, key: str) -> int:
     value = values.whole(key)
     if value < 1:
         raise ModelFileError(f"{values.path}: {key!r} is {value}, expected a whole number >= 1")
+    return value
+
+
+def _min_confidence(card: JsonObject) -> float | None:
+    if "min_confidence" not in card.values:
+        return None
+    if not 0 <= (value := card.number("min_confidence")) <= 1:
+        raise ModelFileError(f"{card.path}: 'min_confidence' is {value}, expected a number from 0 to 1")
     return value
 
 

@@ -130,20 +130,24 @@ class RecurrentDrafter(HeadDrafter[RecurrentState], Generic[N]):
         """All tokens of these runs; in one call where the embeddings of all that it drafts are at hand."""
         while runs:
             rows, embedded_Md, g_Md = self._rows(runs)
-            limits = [run.limit - len(run.tokens) for run in runs]
-            spans = self._spans(runs, rows)
-            asks = [Ask(span, limit, run.seq.stop_ids) for span, limit, run in zip(spans, limits, runs, strict=True)]
-            drafts, carried_nd = chain.draft(embedded_Md, g_Md, asks, self.min_confidence)
-            for step in range(max(len(found.tokens) + found.lost for found in drafts)):
-                going = [n for n, found in enumerate(drafts) if step < len(found.tokens) + found.lost]
+            asks = [self._ask(run, span) for run, span in zip(runs, self._spans(runs, rows), strict=True)]
+            drafts, carried_nd = chain.draft(embedded_Md, g_Md, asks)
+            for step in range(max(found.steps for found in drafts)):
+                going = [n for n, found in enumerate(drafts) if step < found.steps]
                 self._count([runs[n].state for n in going])
             self._hand_on(runs, carried_nd)
             for run, found in zip(runs, drafts, strict=True):
                 for token, share in zip(found.tokens, found.shares, strict=True):
-                    self._take(run, token, share, share)
-                if found.lost:
+                    if run.done or not self._goes_on(run, share):
+                        break
+                    self._take(run, token, share)
+                if found.lost and not run.done:
                     self._lose(run)
             runs = [run for run in runs if not run.done]
+
+    def _ask(self, run: Run[RecurrentState], span: Span) -> Ask:
+        least = self.min_confidence / run.sure if self.min_confidence else 0.0
+        return Ask(span, run.limit - len(run.tokens), run.seq.stop_ids, least)
 
     @torch.inference_mode()
     def _next_logits(self, runs: list[Run[RecurrentState]]) -> Tensor:

@@ -19,11 +19,13 @@ from outrider.kernels import Chain, ChainRows, Drafted, TokenTable, build_chain
 
 
 class Ask(NamedTuple):
-    """At most `limit` tokens behind the rows of a span, and none behind one of `stops`."""
+    """At most `limit` tokens behind the rows of a span, and none behind one of `stops`, or from where on the product of
+    their probabilities is less than `least`."""
 
     span: Span
     limit: int
     stops: Collection[int]
+    least: float
 
 
 class GreedyChain:
@@ -32,23 +34,21 @@ class GreedyChain:
     def __init__(self, core: StackCore, chain: Chain) -> None:
         self._core, self._chain = core, chain
 
-    def draft(
-        self, embedded_Md: Tensor, g_Md: Tensor, asks: Seq[Ask], min_confidence: float
-    ) -> tuple[list[Drafted], Tensor]:
-        """(one token or more for each, what each one's last row hands on [n, d]); nothing behind a probability below
-        `min_confidence`. All end where one goes on behind a token whose embedding is not at hand."""
+    def draft(self, embedded_Md: Tensor, g_Md: Tensor, asks: Seq[Ask]) -> tuple[list[Drafted], Tensor]:
+        """(the tokens of each, what its last row hands on [n, d]). All end where one goes on behind a token whose
+        embedding is not at hand."""
         ends = [ask.span.cache.end + ask.span.rows + ask.limit for ask in asks]
         cos_UR, sin_UR = self._core.rope.tables(max(ends))
         rows = [self._rows(ask) for ask in asks]
-        drafts, carried_nd = self._chain.draft(embedded_Md, g_Md, cos_UR, sin_UR, rows, min_confidence)
+        drafts, carried_nd = self._chain.draft(embedded_Md, g_Md, cos_UR, sin_UR, rows)
         for ask, found in zip(asks, drafts, strict=True):
-            ask.span.cache.length += ask.span.rows + len(found.tokens) + found.lost - 1
+            ask.span.cache.length += ask.span.rows + found.steps - 1
         return drafts, carried_nd
 
     def _rows(self, ask: Ask) -> ChainRows:
         cache, rows, window = ask.span
         store_2TGD = cache.room(rows + ask.limit - 1, self._core.like)[0]
-        return ChainRows(rows, store_2TGD, cache.length, cache.start, window, ask.limit, ask.stops)
+        return ChainRows(rows, store_2TGD, cache.length, cache.start, window, ask.limit, ask.stops, ask.least)
 
 
 def make_chain(net: RecurrentNet, core: Core, ids_S: Tensor, table: TokenTable) -> GreedyChain | None:

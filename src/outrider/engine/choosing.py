@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
 
 from outrider import kernels
 from outrider.control.fixed import check_k
 from outrider.control.governor import DEFAULT_MOST
+from outrider.core.protocols import Drafter
 from outrider.core.registry import verifier_class
 from outrider.core.types import Decision
+from outrider.drafters.chain import ChainDrafter
 from outrider.engine.opening import OpenedHead, missing_draft, needs_of
 from outrider.engine.shipped import default_drafter, preferred, shipped_heads
 from outrider.errors import ConfigError
@@ -71,6 +73,28 @@ def choose_k(k: int | None, drafter: str, heads: Mapping[str, OpenedHead]) -> tu
     if head is not None and head.card is not None and head.card.k is not None:
         return head.card.k, Decision("k", str(head.card.k), f"draft tokens a round, as the card of {head.name} says")
     return DEFAULT_K, Decision("k", str(DEFAULT_K), "draft tokens a round")
+
+
+def plan_confidence(
+    asked: float | None, drafters: Iterable[Drafter], heads: Mapping[str, OpenedHead]
+) -> list[Decision]:
+    """Where drafts end for want of confidence. Raises ConfigError where that was asked for and no drafter can."""
+    drafters = list(drafters)
+    members = [member for drafter in drafters for member in getattr(drafter, "drafters", [drafter])]
+    able = [drafter for drafter in members if isinstance(drafter, ChainDrafter)]
+    if asked is not None and not able:
+        raise ConfigError(
+            f"min_confidence = {asked} is not for {', '.join(drafter.name for drafter in members)}: it is an option of "
+            "heads and draft models, so name one of them or leave it out"
+        )
+    found = []
+    for drafter in able:
+        advised = heads[drafter.name].advice if drafter.name in heads else {}
+        why = f"as the card of {heads[drafter.name].name} says" if advised and asked is None else "as asked"
+        if drafter.min_confidence:
+            least = f"{drafter.min_confidence:g}"
+            found.append(Decision("min_confidence", least, f"less sure of a draft, {drafter.name} ends it, {why}"))
+    return found
 
 
 def choose_most(k: int | None) -> tuple[int, Decision]:

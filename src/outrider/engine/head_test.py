@@ -9,6 +9,7 @@ from outrider.core.protocols import Drafter, LanguageModel
 from outrider.core.registry import controller_class
 from outrider.core.stats import SpecStats
 from outrider.core.types import Decision, SamplingParams
+from outrider.drafters.chain import full_length
 from outrider.drafters.head_card import CARD
 from outrider.engine.engine import Engine
 from outrider.engine.opening import OpenedHead
@@ -49,7 +50,7 @@ def try_head(head: OpenedHead, target: LanguageModel, drafter: Drafter) -> tuple
     longest = target.context_length - test.max_tokens - 1
     usable = [p for p in test.prompts if max(p) < target.vocab_size and len(p) <= longest]
     params = SamplingParams(max_tokens=test.max_tokens)
-    found = answer_all(target, drafter, usable, [params] * len(usable), test.k).acceptance_length
+    found = answer_all(target, full_length(drafter), usable, [params] * len(usable), test.k).acceptance_length
     reached = (
         f"acceptance length {found:.2f} on {len(usable)} of {len(test.prompts)} prompts of its card, which says "
         f"{test.acceptance_length:.2f}"

@@ -25,6 +25,7 @@ from outrider.engine.choosing import (
     choose_k,
     choose_most,
     may_ride,
+    plan_confidence,
 )
 from outrider.engine.engine import Engine, require_judgeable, resolve_rule
 from outrider.engine.head_test import try_head
@@ -59,6 +60,8 @@ class LLM:
                        it is not one that comes with the package
     `k`                draft tokens a round; a request may ask for fewer; 0 switches speculation off.
                        By default what the card of the first drafter's head says, else 5
+    `min_confidence`   a draft ends where its drafter thinks all of it less probable to be kept than this; for drafters
+                       that have this option. By default what a head's card says, else theirs
     `controller`       "fixed": K draft tokens every round; "governor": each round the drafter of those named, and the
                        K up to `k` (by default 8), that pay most, or none, by costs that `outrider profile` has kept
     `rule`             "auto" (greedy at temperature 0, block otherwise) or a rule's name
@@ -81,6 +84,7 @@ class LLM:
         drafter: str | Seq[str] | None = None,
         draft_model: str | None = None,
         k: int | None = None,
+        min_confidence: float | None = None,
         controller: str = "fixed",
         rule: str = "auto",
         drafter_options: Mapping[str, DraftOptions] | None = None,
@@ -119,10 +123,16 @@ class LLM:
         self.warnings = warnings_of(target, draft, names, self.k, rule)
         drafters = {
             name: build_drafter(
-                name, target.model, draft.model if draft else None, (drafter_options or {}).get(name), heads
+                name,
+                target.model,
+                draft.model if draft else None,
+                (drafter_options or {}).get(name),
+                heads,
+                min_confidence,
             )
             for name in names
         }
+        self.plan += plan_confidence(min_confidence, drafters.values(), heads)
         self._try_heads(target.model, drafters.values(), heads)
         for warning in self.warnings:
             log.warning("%s", warning)

@@ -10,6 +10,7 @@ from pathlib import Path
 from outrider.core.protocols import Drafter, LanguageModel
 from outrider.core.registry import drafter_class, drafter_names
 from outrider.core.types import Decision, TargetIdentity
+from outrider.drafters.chain import ChainDrafter
 from outrider.drafters.head_card import HeadCard, read_card
 from outrider.engine.shipped import ShippedHead, preferred, shipped_for, shipped_heads
 from outrider.errors import ConfigError
@@ -36,6 +37,12 @@ class OpenedHead:
     identity: TargetIdentity
     dtype: str
     origin: str
+
+    @property
+    def advice(self) -> DraftOptions:
+        """The drafter's options that the card recommends."""
+        told = self.card.min_confidence if self.card is not None else None
+        return {} if told is None else {"min_confidence": told}
 
     @classmethod
     def of_package(cls, head: ShippedHead, identity: TargetIdentity, dtype: str) -> OpenedHead:
@@ -113,12 +120,15 @@ def build_drafter(
     draft: LanguageModel | None,
     options: DraftOptions | None = None,
     heads: Mapping[str, OpenedHead] | None = None,
+    min_confidence: float | None = None,
 ) -> Drafter:
-    """The drafter `name`, given what it needs; `heads` by drafter. Raises ConfigError when something is missing, or for
-    unknown options."""
+    """The drafter `name`, given what it needs; `heads` by drafter. `min_confidence` is for those that have this option,
+    unless `options` say otherwise. Raises ConfigError when something is missing, or for unknown options."""
     given = dict(options or {})
     cls = drafter_class(name)
     needs = needs_of(name)
+    if min_confidence is not None and issubclass(cls, ChainDrafter):
+        given.setdefault("min_confidence", min_confidence)
     if "model" in needs:
         if draft is None:
             raise ConfigError(missing_draft(name))
@@ -126,7 +136,7 @@ def build_drafter(
     if "head" in needs:
         if (head := (heads or {}).get(name)) is None:
             raise ConfigError(missing_draft(name))
-        given = {"dtype": head.dtype, **given, "head": head.path, "identity": head.identity}
+        given = {"dtype": head.dtype, **head.advice, **given, "head": head.path, "identity": head.identity}
     if "vocab_size" in needs:
         given.setdefault("vocab_size", target.vocab_size)
     if "target" in needs:
@@ -136,7 +146,9 @@ def build_drafter(
         members = given.pop("members", None) or {"suffix": {}, behind: {}}
         if not isinstance(members, Mapping):
             raise ConfigError(f"cascade: members = {members!r} is not allowed: give options by drafter name, in order")
-        given["drafters"] = [build_drafter(member, target, draft, own, heads) for member, own in members.items()]
+        given["drafters"] = [
+            build_drafter(member, target, draft, own, heads, min_confidence) for member, own in members.items()
+        ]
     try:
         return cls(**given)
     except TypeError as error:

@@ -58,7 +58,8 @@ class TokenTable(NamedTuple):
 class ChainRows(NamedTuple):
     """One sequence: so many rows before its first token, its cache [2 (keys, values), T, G, D] with room for them and
     all tokens but the last, how many positions it holds, the position of the first, how many a row sees, how many
-    tokens are wanted, and those behind which nothing follows."""
+    tokens are wanted, those behind which nothing follows, and the least product of their probabilities with which it
+    goes on."""
 
     rows: int
     store_2TGD: Tensor
@@ -67,14 +68,21 @@ class ChainRows(NamedTuple):
     window: int
     limit: int
     stops: Collection[int]
+    least: float
 
 
 class Drafted(NamedTuple):
-    """Of one sequence: its tokens and their probabilities. `lost`: a logit behind them was not finite."""
+    """Of one sequence: its tokens and their probabilities, the one with which their product fell below the least
+    included. `lost`: a logit behind them was not finite."""
 
     tokens: list[int]
     shares: list[float]
     lost: bool
+
+    @property
+    def steps(self) -> int:
+        """Times that the head ran for it."""
+        return len(self.tokens) + self.lost
 
 
 class Chain:
@@ -118,12 +126,11 @@ class Chain:
         cos_UR: Tensor,
         sin_UR: Tensor,
         spans: Seq[ChainRows],
-        least: float,
     ) -> tuple[list[Drafted], Tensor]:
         """(of each sequence one token or more, what its last row hands on [n, d]).
 
-        The rows of the spans, in order, are those of `embedded_Md` and `handed_Md`. Nothing follows a token whose
-        probability is below `least`. All end where one should go on behind a token that the table has no embedding of.
+        The rows of the spans, in order, are those of `embedded_Md` and `handed_Md`. All end where one should go on
+        behind a token that the table has no embedding of.
         Writes the rows' keys and values into the caches. Raises IndexError for a row outside a cache or the tables.
         """
         rows = sum(span.rows for span in spans)
@@ -148,7 +155,7 @@ class Chain:
             len(cos_UR),
             list(chain.from_iterable(self._fields(span) for span in spans)),
             [list(span.stops) for span in spans],
-            least,
+            [span.least for span in spans],
             most,
             tokens_nk.data_ptr(),
             shares_nk.data_ptr(),
@@ -160,7 +167,7 @@ class Chain:
         return [_drafted(tokens[:count], shares) for tokens, shares, count in found], carried_nd
 
     def _fields(self, span: ChainRows) -> tuple[int, ...]:
-        rows, store_2TGD, length, first, window, limit, _ = span
+        rows, store_2TGD, length, first, window, limit, *_ = span
         two, positions, *heads = store_2TGD.shape
         assert (two, *heads) == (2, *self._cache_shape), f"a cache {tuple(store_2TGD.shape)} for {self._cache_shape}"
         assert store_2TGD.dtype == torch.float32, f"a cache of {store_2TGD.dtype}"

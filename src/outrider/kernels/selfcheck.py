@@ -273,8 +273,8 @@ def _chain(draw: torch.Generator) -> Pair:
         return _layer_of_twins(x_Md, weights, norm_d, stores[1], angles_TR, positions_M)[-1:], x_Md[-1:]
 
     tokens, shares, carried_1d = chain_reference.draft(begin, given, layer, head, ids_S, table, limit)
-    rows = chain.ChainRows(ROWS, stores[0, 0], 0, 0, POSITIONS, limit, ())
-    (found,), carried_nd = whole.draft(begin, given, angles_TR.cos(), angles_TR.sin(), [rows], 0.0)
+    rows = chain.ChainRows(ROWS, stores[0, 0], 0, 0, POSITIONS, limit, (), 0.0)
+    (found,), carried_nd = whole.draft(begin, given, angles_TR.cos(), angles_TR.sin(), [rows])
     sides = ((found.tokens, found.shares, carried_nd), (tokens, shares, carried_1d))
     one, other = (torch.cat([torch.tensor(t) / 99, torch.tensor(s), g_1d[0]]) for t, s, g_1d in sides)
     return one, other

@@ -77,16 +77,15 @@ class Cost:
                 )
 
     @classmethod
-    def of_model(cls, model: CostModel, drafter: str, k: int, *, depth: int, context: float, greedy: bool) -> Cost:
-        """From measured seconds behind `context` tokens; `c` is a draft for which K tokens were asked, over the `depth`
-        that it usually has."""
+    def of_model(cls, model: CostModel, draft_s: float, *, depth: int, context: float, greedy: bool) -> Cost:
+        """From measured seconds behind `context` tokens; a draft takes `draft_s`, and has usually this `depth`."""
         unit_s = model.pass_s(1, context)
         fixed_s = model.round_s(1, context, greedy=greedy) - unit_s
 
         def v(rows: int) -> float:
             return (model.round_s(rows, context, greedy=greedy) - fixed_s) / unit_s
 
-        return cls(model.draft_s(drafter, k, greedy=greedy) / depth / unit_s, v, overhead=fixed_s / unit_s)
+        return cls(draft_s / depth / unit_s, v, overhead=fixed_s / unit_s)
 
     def draft(self, depth: int) -> float:
         """A draft of this depth; none costs nothing."""

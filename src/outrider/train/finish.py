@@ -18,6 +18,9 @@ ANSWER = 96
 """Held-out prompts of the evaluation, and the longest answer to one."""
 TEST_PROMPTS = 3
 TEST_ANSWER = 24
+MIN_CONFIDENCE = 0.15
+"""What the card recommends: about where a further token costs what it brings, in its own draft step and in the rows of
+the check (docs/log.md)."""
 
 OnServed = Callable[[str, Served], None]
 """Told of every evaluation: its name, and what it found."""
@@ -53,6 +56,7 @@ def finish(run: TrainRun, trainer: Trainer, on_served: OnServed, layout: str | N
         "target": run.identity.names[0],
         "vocabulary_sha256": run.identity.vocabulary_sha256,
         "k": settings.k,
+        "min_confidence": MIN_CONFIDENCE,
         "as_trained": {"greedy": asdict(trained)},
         "as_served": {"greedy": asdict(greedy), "temperature_1": asdict(sampled)},
         "held_out_prompts": len(prompts),

@@ -154,7 +154,7 @@ def on_paper(prediction: Prediction, costs: CostModel, context: float, *, greedy
     """A candidate's prediction as the formulas see it. Rounds without a draft change no sign: they are plain ones."""
     made = prediction.replayed
     tokens = 1.0 + (made.kept / made.drafting if made.drafting else 0.0)
-    candidate = prediction.candidate
-    cost = Cost.of_model(costs, candidate.drafter, candidate.k, depth=made.size, context=context, greedy=greedy)
+    draft_s = made.draft_s / made.drafting if made.drafting else 0.0
+    cost = Cost.of_model(costs, draft_s, depth=made.size, context=context, greedy=greedy)
     free = (tokens * cost.plain - cost.check(made.size + 1)) / made.size
     return OnPaper(made.alpha, made.size, cost, tokens, chain_break_even(made.size, cost), free if free > 0 else None)

@@ -18,13 +18,19 @@ PLAIN = "none"
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One round: the tokens before it, how many it asked for, drafted, kept, and emitted."""
+    """One round: the tokens before it, how many it asked for, drafted, kept, and emitted; see `Asked.looked_up`."""
 
     context: int
     asked: int
     drafted: int
     accepted: int
     emitted: int
+    looked_up: str = ""
+
+    def draft_s(self, drafter: str, costs: CostModel, *, greedy: bool) -> float:
+        """A draft that is shorter than was asked for ended at a step more, which found that it was not sure enough."""
+        maker = self.looked_up if self.looked_up in costs.drafters else drafter
+        return costs.draft_s(maker, min(self.asked, self.drafted + 1), greedy=greedy)
 
 
 def rounds(answer: Answer, drafter: str, k: int) -> Iterator[Round]:
@@ -36,7 +42,8 @@ def rounds(answer: Answer, drafter: str, k: int) -> Iterator[Round]:
         drafted = min(asked[at].size, budget) if asked else 0
         accepted = asked[at].kept[drafted] if asked else 0
         emitted = min(accepted + 1, answer.tokens - at)
-        yield Round(answer.prompt_tokens + at, budget, drafted, accepted, emitted)
+        looked_up = asked[at].looked_up if asked else ""
+        yield Round(answer.prompt_tokens + at, budget, drafted, accepted, emitted, looked_up)
         at += emitted
 
 
@@ -106,7 +113,7 @@ def replay(answers: Iterable[Answer], drafter: str, k: int, costs: CostModel, *,
             pass_s = costs.pass_s(rows, one.context)
             whole.pass_s += pass_s
             whole.other_s += costs.round_s(rows, one.context, greedy=greedy) - pass_s
-            whole.draft_s += costs.draft_s(drafter, one.asked, greedy=greedy) if one.asked else 0.0
+            whole.draft_s += one.draft_s(drafter, costs, greedy=greedy) if one.asked else 0.0
             whole.drafting += one.drafted > 0
             whole.tried += one.accepted + (one.accepted < one.drafted)
             whole.kept += one.accepted
