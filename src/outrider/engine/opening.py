@@ -127,7 +127,7 @@ def build_drafter(
     given = dict(options or {})
     cls = drafter_class(name)
     needs = needs_of(name)
-    if min_confidence is not None and issubclass(cls, ChainDrafter):
+    if min_confidence is not None and isinstance(cls, type) and issubclass(cls, ChainDrafter):
         given.setdefault("min_confidence", min_confidence)
     if "model" in needs:
         if draft is None:

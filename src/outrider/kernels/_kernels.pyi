@@ -118,7 +118,7 @@ class Chain:
         table: int,
         spans: Sequence[int],
         stops: Sequence[Sequence[int]],
-        least: float,
+        leasts: list[float],
         most: int,
         tokens: int,
         shares: int,
