@@ -43,6 +43,40 @@ struct Chain::Step {
   std::size_t number;                     // tokens that they have
 };
 
+namespace {
+
+struct Choice {
+  bool finite;
+  std::size_t column;
+  double share;  // the largest probability of the row
+};
+
+Choice likeliest(const float* row, std::size_t size) {
+  const Likeliest found = find_likeliest(row, size);
+  if (found.top != found.top) return {false, 0, 0.0};
+  return {true, found.column, share_of(found.top, row, size)};
+}
+
+Choice drawn(const float* row, double* weights, std::size_t size, float temperature, double uniform) {
+  if (!softmax(row, weights, size, temperature)) return {false, 0, 0.0};
+  double sum = 0.0, largest = 0.0;
+  std::size_t last = 0;
+  for (std::size_t i = 0; i < size; ++i) {
+    sum += weights[i];
+    largest = std::max(largest, weights[i]);
+    if (weights[i] > 0.0) last = i;
+  }
+  const double threshold = uniform * sum;
+  double running = 0.0;
+  for (std::size_t i = 0; i < size; ++i) {
+    running += weights[i];
+    if (running > threshold) return {true, i, largest};
+  }
+  return {true, last, largest};
+}
+
+}  // namespace
+
 const float* Chain::embedding(std::int64_t token) const {
   const std::int64_t row = table_.row_of ? table_.row_of[token] : token;
   return row < 0 ? nullptr : table_.rows + static_cast<std::size_t>(row) * shape_.hidden;
@@ -112,11 +146,13 @@ void Chain::choose(const Step& step, const Buffers& to) const {
     const ChainPass& pass = own.step.pass;
     const std::size_t size = own.chain.head_.n, sequence = own.step.sequences[i];
     const float* row = own.logits + i * size;
-    const Likeliest found = find_likeliest(row, size);
-    const bool finite = found.top == found.top;
     const std::size_t place = sequence * pass.most + own.step.number;
-    pass.tokens[place] = finite ? own.chain.ids_[found.column] : -1;
-    pass.shares[place] = finite ? share_of(found.top, row, size) : 0.0f;
+    const ChainSpan& span = pass.spans[sequence];
+    const Choice choice = span.temperature > 0.0f
+                              ? drawn(row, pass.weights + place * size, size, span.temperature, span.uniforms[own.step.number])
+                              : likeliest(row, size);
+    pass.tokens[place] = choice.finite ? own.chain.ids_[choice.column] : -1;
+    pass.shares[place] = choice.share;
     pass.counts[sequence] = static_cast<std::int64_t>(own.step.number + 1);
   };
   run_tasks(step.sequences.size(), task, &all);
@@ -132,7 +168,7 @@ bool Chain::advance(Step& step) const {
     const std::size_t sequence = step.sequences[i], place = sequence * step.pass.most + step.number;
     const ChainSpan& span = step.pass.spans[sequence];
     const std::int64_t token = step.pass.tokens[place];
-    const double product = step.products[i] * static_cast<double>(step.pass.shares[place]);
+    const double product = step.products[i] * step.pass.shares[place];
     const bool sure = product >= span.least;
     const bool stops = std::find(span.stops.begin(), span.stops.end(), token) != span.stops.end();
     if (token < 0 || !sure || stops || step.number + 1 >= span.limit) continue;

@@ -1,4 +1,4 @@
-// Greedy draft tokens of a head of one layer that goes on with its own output: all tokens of a draft in one call.
+// Draft tokens of a head of one layer that goes on with its own output: all tokens of a draft in one call.
 #pragma once
 
 #include <cstddef>
@@ -39,7 +39,9 @@ struct ChainSpan {
   std::int64_t first;
   std::size_t window, limit;  // of tokens
   std::vector<std::int64_t> stops;  // tokens behind which nothing follows
-  double least;                     // nor does anything where the product of their probabilities is smaller
+  double least;                     // nor does anything where the product of their rows' largest probabilities is smaller
+  float temperature;                // 0: the likeliest tokens; else each is drawn
+  std::vector<double> uniforms;     // with its own of these: where the running sum of the probabilities exceeds it
 };
 
 struct ChainPass {
@@ -50,7 +52,8 @@ struct ChainPass {
   std::vector<ChainSpan> spans;
   std::size_t most;      // the largest limit
   std::int64_t* tokens;  // [sequences][most]; negative where a logit is not finite, and nothing follows
-  float* shares;         // [sequences][most]: their probabilities
+  double* shares;        // [sequences][most]: the largest probabilities of their rows
+  double* weights;       // [sequences][most][columns]: the rows that were drawn from; may be null where none is
   std::int64_t* counts;  // [sequences]: tokens found
   float* carried;        // [sequences][hidden]: what the last row hands on
 };

@@ -246,13 +246,14 @@ Chain new_chain(const Stack& stack, std::size_t hidden, float eps, Address embed
 constexpr std::size_t kChainFields = 7;
 
 std::vector<ChainSpan> chain_spans_of(const std::vector<std::int64_t>& fields, const std::vector<std::vector<std::int64_t>>& stops,
-                                      const std::vector<double>& leasts, std::size_t table) {
-  require(leasts.size() == stops.size(), "least product", leasts.size());
+                                      const std::vector<double>& leasts, const std::vector<float>& temperatures,
+                                      const std::vector<std::vector<double>>& uniforms, std::size_t table) {
+  require(leasts.size() == stops.size() && temperatures.size() == stops.size() && uniforms.size() == stops.size(), "number", 0);
   std::vector<ChainSpan> spans;
   for (std::size_t i = 0; i < stops.size(); ++i) {
     const std::int64_t* field = fields.data() + i * kChainFields;
     const ChainSpan span{as_size(field[0]), at<void>(static_cast<Address>(field[1])), as_size(field[2]), as_size(field[3]), field[4],
-                         as_size(field[5]), as_size(field[6]), stops[i], leasts[i]};
+                         as_size(field[5]), as_size(field[6]), stops[i], leasts[i], temperatures[i], uniforms[i]};
     const std::size_t end = span.length + span.rows + span.limit - 1;
     require(span.rows > 0 && span.limit > 0 && end <= span.positions, "cache row", i);
     require(span.first >= 0 && as_size(span.first) + end <= table, "position", i);
@@ -261,12 +262,15 @@ std::vector<ChainSpan> chain_spans_of(const std::vector<std::int64_t>& fields, c
   return spans;
 }
 
-// `fields`: seven numbers a sequence, those of ChainSpan but for the stops and the least product.
+// `fields`: seven numbers a sequence, the first of ChainSpan.
 void run_chain(const Chain& chain, Address embedded, Address handed, Address cos, Address sin, std::size_t table,
                const std::vector<std::int64_t>& fields, const std::vector<std::vector<std::int64_t>>& stops,
-               const std::vector<double>& leasts, std::size_t most, Address tokens, Address shares, Address counts, Address carried) {
-  const ChainPass pass{at<float>(embedded), at<float>(handed), at<float>(cos), at<float>(sin), chain_spans_of(fields, stops, leasts, table),
-                       most, at<std::int64_t>(tokens), at<float>(shares), at<std::int64_t>(counts), at<float>(carried)};
+               const std::vector<double>& leasts, const std::vector<float>& temperatures,
+               const std::vector<std::vector<double>>& uniforms, std::size_t most, Address tokens, Address shares, Address weights,
+               Address counts, Address carried) {
+  const ChainPass pass{at<float>(embedded), at<float>(handed), at<float>(cos), at<float>(sin),
+                       chain_spans_of(fields, stops, leasts, temperatures, uniforms, table), most, at<std::int64_t>(tokens),
+                       at<double>(shares), at<double>(weights), at<std::int64_t>(counts), at<float>(carried)};
   if (stops.size() * most * chain.row_work() < kLongCall) return chain.run(pass);
   nb::gil_scoped_release release;
   chain.run(pass);

@@ -19,7 +19,7 @@ from torch import Tensor
 from outrider import kernels
 from outrider.drafters.head_cache import HeadCache, Span
 from outrider.drafters.head_layer import PackedMatrix
-from outrider.drafters.recurrent_chain import Ask, GreedyChain, make_chain
+from outrider.drafters.recurrent_chain import Ask, DraftChain, make_chain
 from outrider.drafters.recurrent_core import Core, StackCore, make_core
 from outrider.drafters.recurrent_net import RecurrentNet
 from outrider.drafters.token_rows import OwnRows
@@ -60,7 +60,7 @@ class Head:
     net: RecurrentNet
     core: Core
     rows: OwnRows
-    chain: GreedyChain
+    chain: DraftChain
 
     def begun(self, held: int, rows: int, seed: int, window: int = 100) -> Begun:
         """A cache of `held` positions, and the rows behind it."""

@@ -1,4 +1,4 @@
-"""Greedy drafts of recurrent heads in one call: the same drafts as token by token, and when the call is made."""
+"""Drafts of recurrent heads in one call: the same drafts as token by token, and when the call is made."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from outrider import kernels
 from outrider.core.draft import SeqDraft
-from outrider.core.rng import CounterRng
+from outrider.core.rng import CounterRng, Key
 from outrider.core.types import SamplingParams, Sequence
 from outrider.drafters import token_rows
 from outrider.drafters.mtp import MtpDrafter
@@ -20,6 +20,7 @@ from tests.contract.world import GREEDY, PENALISED, SAMPLED, VOCAB, begin, commi
 
 needs_kernels = pytest.mark.skipif(not kernels.available(), reason="without kernels drafts are made token by token")
 SOME = [0, 2, 3, 5]
+CUT = SamplingParams(temperature=1.0, top_k=3, max_tokens=10)
 
 
 def rounds(
@@ -43,9 +44,12 @@ def rounds(
 @pytest.mark.parametrize(
     "fields", [{}, {"draft_ids": SOME}, {"own_head": True, "own_embedding": True}, {"min_confidence": 0.4}], ids=str
 )
-@pytest.mark.parametrize("params", [GREEDY, SamplingParams(temperature=0.2, max_tokens=10)], ids=["greedy", "cool"])
+@pytest.mark.parametrize(
+    "params", [GREEDY, SamplingParams(temperature=0.2, max_tokens=10), SAMPLED], ids=["greedy", "cool", "drawn"]
+)
 def test_one_call_drafts_what_a_pass_a_token_does(fields: dict[str, Any], params: SamplingParams) -> None:
-    """Also where one sequence has all its tokens, and where temperature asks for the likeliest anyway."""
+    """Also where one sequence has all its tokens, where temperature asks for the likeliest anyway, and of drawn tokens,
+    q included."""
     rule = "greedy" if params.greedy else "block"
     whole, single = mtp(watched(1), **fields), mtp(watched(1), **fields)
     assert whole._chain is not None
@@ -60,9 +64,9 @@ def test_one_call_drafts_what_a_pass_a_token_does(fields: dict[str, Any], params
 
 
 @needs_kernels
-@pytest.mark.parametrize(("params", "rule"), [(PENALISED, "greedy"), (SAMPLED, "block"), (SAMPLED, "coupled")])
+@pytest.mark.parametrize(("params", "rule"), [(PENALISED, "greedy"), (CUT, "block"), (SAMPLED, "coupled")])
 def test_other_drafts_are_made_token_by_token(params: SamplingParams, rule: str) -> None:
-    """Processors look at what was drafted; draws and races need the row."""
+    """Processors look at what was drafted; truncated rows and races are drawn from outside."""
     drafter = mtp(watched(1))
     if params is PENALISED:
         drafter.sample_method = "greedy"
@@ -86,10 +90,37 @@ def test_a_draft_goes_on_where_embeddings_were_not_at_hand(monkeypatch: pytest.M
     assert sum(calls["chain"] for _, calls in found) > len(found)
 
 
+class Elsewhere(CounterRng):
+    """Foresees other draws than it makes."""
+
+    def foresee(self, key: Key) -> float | None:
+        return 1 - super().uniform(key)
+
+
 @needs_kernels
-def test_numbers_that_are_lost_end_the_draft() -> None:
+def test_what_is_drawn_counts_and_not_what_was_foreseen() -> None:
+    """A draft ends where the two differ; q is what the token was drawn from."""
+    drafter, single = mtp(watched(1)), mtp(watched(1))
+    single._chain = None
+    sizes = set()
+    for seed in range(8):
+        seqs = [sequence(seed, [1, 2, 3], SAMPLED, "block", seed=seed) for _ in range(2)]
+        drafts = []
+        for own, seq, rng in zip((drafter, single), seqs, (Elsewhere(), CounterRng()), strict=True):
+            begin(own, seq)
+            drafts.append(own.propose([seq], [4], rng).seqs[0])
+        cut, whole = drafts
+        assert cut.tokens == whole.tokens[: cut.size]
+        assert all(torch.equal(a.to_dense(), b.to_dense()) for a, b in zip(cut.q_rows, whole.q_rows, strict=False))
+        sizes.add(cut.size)
+    assert 1 in sizes
+
+
+@needs_kernels
+@pytest.mark.parametrize("params", [GREEDY, SAMPLED])
+def test_numbers_that_are_lost_end_the_draft(params: SamplingParams) -> None:
     drafter = mtp(watched(1))
-    seq = sequence(0, [1, 2, 3])
+    seq = sequence(0, [1, 2, 3], params, "greedy" if params.greedy else "block")
     begin(drafter, seq)
     drafter._states[0]._features = [torch.full_like(part, torch.nan) for part in drafter._states[0]._features]
     assert drafter.propose([seq], [4], CounterRng()).seqs[0].size == 0

@@ -70,6 +70,11 @@ class Rng(Protocol):
         """The Gumbel-max draw from the row under noise that `key` alone fixes: equal keys race equal clocks."""
         ...
 
+    def foresee(self, key: Key) -> float | None:
+        """The u in (0, 1) with which `categorical` would draw under this key: the first token at which the running sum
+        of the weights exceeds u times their sum. None where that is not settled yet. It draws nothing."""
+        ...
+
 
 def _mix(x: int) -> int:
     """The finaliser of SplitMix64 (Steele, Lea, Flood 2014), on unsigned 64-bit integers."""
@@ -131,6 +136,9 @@ class CounterRng:
         threshold = self.uniform(key) * total_S[-1]
         index = int(torch.searchsorted(total_S, threshold, right=True))
         return row.token(index if index < total_S.numel() else int(row.weight_S.nonzero()[-1]))
+
+    def foresee(self, key: Key) -> float | None:
+        return self.uniform(key)
 
     def race(self, row: Row, key: Key) -> int:
         clocks_S = exponential_clocks(key, row.size if row.token_S is None else row.token_S.cpu())
@@ -250,6 +258,9 @@ class ExhaustiveRng:
     def categorical(self, row: Row, key: Key) -> int:
         self._claim(key)
         return self._branch(_options(row.to_dense()))
+
+    def foresee(self, key: Key) -> float | None:
+        return None
 
     def race(self, row: Row, key: Key) -> int:
         known = self._races.setdefault(key, [])

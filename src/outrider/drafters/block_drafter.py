@@ -31,7 +31,7 @@ from outrider.drafters.block_files import read_block
 from outrider.drafters.block_habits import MOST, Habits
 from outrider.drafters.block_net import BlockConfig, BlockNet
 from outrider.drafters.block_parts import Parts, prepare_parts
-from outrider.drafters.block_run import BlockRun, last, plainly_drawn, spans
+from outrider.drafters.block_run import BlockRun, last, spans
 from outrider.drafters.block_state import BlockState, Said
 from outrider.drafters.catch_up import in_passes
 from outrider.drafters.chain import GREEDY_BELOW_TEMPERATURE
@@ -40,7 +40,6 @@ from outrider.drafters.head_drafter import HeadDrafter
 from outrider.drafters.head_fit import require_width
 from outrider.drafters.options import require_number
 from outrider.errors import PairingError
-from outrider.kernels import softmax
 
 
 class BlockDrafter(HeadDrafter[BlockState]):
@@ -116,7 +115,7 @@ class BlockDrafter(HeadDrafter[BlockState]):
     def _ready(self, seq: Sequence, state: BlockState, budget: int) -> int:
         return super()._ready(seq, state, min(budget, self.config.n_drafts))
 
-    def _prepare(self, runs: list[BlockRun]) -> None:
+    def _prepare(self, runs: list[BlockRun], rng: Rng) -> None:
         """Catches up with the text, runs the blocks, and takes the likeliest tokens where nothing else is asked for."""
         for batch in in_passes([(run, run.state.cache.end, run.state.held) for run in runs], PREFILL_CHUNK):
             self._read(batch)
@@ -178,22 +177,6 @@ class BlockDrafter(HeadDrafter[BlockState]):
         embedded_Td = self.host.embed(run.seq.tokens[start:stop])
         return torch.cat([embedded_Td.to(features_TF), features_TF], dim=1)
 
-    def _step(self, live: list[BlockRun], rng: Rng) -> None:
-        """q of a plain draw has float32 exponentials: it need not be the target's, only what is drawn from."""
-        if others := [run for run in live if not plainly_drawn(run)]:
-            super()._step(others, rng)
-        drawn = [run for run in live if plainly_drawn(run)]
-        logits_nS = self._next_logits(drawn)
-        for run, logits_S in zip(self._still_running(drawn), logits_nS, strict=True):
-            weight_S = softmax(logits_S, run.seq.params.temperature)
-            if weight_S is None:
-                super()._step([run], rng)  # says what is wrong
-                continue
-            q = self.columns.over_tokens(Row(len(weight_S), weight_S))
-            peak = 1.0 if self.parts.sure else float(weight_S.max())
-            if self._goes_on(run, peak):
-                self._take(run, self._draw(run, q, rng.of(run.seq.id)), peak)
-
     def _next_logits(self, runs: list[BlockRun]) -> Tensor:
         """Whether a token is drafted at all is decided before it is known."""
         going = [run for run in runs if self._is_sure(run)]
@@ -219,6 +202,9 @@ class BlockDrafter(HeadDrafter[BlockState]):
             self._take(run, self.columns.token(column), 1.0)
         else:
             super()._continue(run, logits_S, top, column, rng)
+
+    def _peak(self, q: Row) -> float:
+        return 1.0 if self.parts.sure else super()._peak(q)
 
     def _goes_on(self, run: BlockRun, peak: float) -> bool:
         """The head's confidence has decided already, where it has one."""

@@ -4,18 +4,10 @@ from __future__ import annotations
 
 from itertools import accumulate, pairwise
 
-from outrider.core.draft import DraftLaw
 from outrider.drafters.block_state import BlockState
 from outrider.drafters.chain import Run
 
 BlockRun = Run[BlockState]
-
-
-def plainly_drawn(run: BlockRun) -> bool:
-    """Whether its tokens are drawn from the softmax itself."""
-    params = run.seq.params
-    whole = params.top_k == 0 and params.top_p == 1 and params.min_p == 0
-    return run.law is not DraftLaw.POINT and whole and run.plain
 
 
 def last(run: BlockRun) -> int:

@@ -29,6 +29,7 @@ from outrider.drafters.chain_state import ChainState
 from outrider.drafters.columns import Columns
 from outrider.drafters.options import require_number
 from outrider.errors import ConfigError
+from outrider.kernels import softmax
 
 log = logging.getLogger("outrider")
 
@@ -70,6 +71,17 @@ class Run(Generic[S]):
     def plain(self) -> bool:
         """Whether nothing but temperature and truncation touches the logits."""
         return self.seq.params.plain_logits and self.seq.constraint is None
+
+    @property
+    def plainly_drawn(self) -> bool:
+        """Whether its tokens are drawn from the softmax itself."""
+        params = self.seq.params
+        whole = params.top_k == 0 and params.top_p == 1 and params.min_p == 0
+        return self.law is not DraftLaw.POINT and whole and self.plain
+
+    def draw_key(self, i: int) -> Key:
+        """Of the draft's token i, where it is drawn for itself."""
+        return Key(self.seq.seed, self.seq.output_len, Purpose.DRAFT, i)
 
     def draft(self, source: str) -> SeqDraft:
         passes = self.state.take_passes()
@@ -121,7 +133,7 @@ class ChainDrafter(ABC, Generic[S]):
     def _next_logits(self, runs: list[Run[S]]) -> Tensor:
         """[n, S] logits behind the last token of every run that did not stop here: one pass over all of them."""
 
-    def _prepare(self, runs: list[Run[S]]) -> None:
+    def _prepare(self, runs: list[Run[S]], rng: Rng) -> None:
         """Work before the first draft step."""
 
     @property
@@ -133,7 +145,7 @@ class ChainDrafter(ABC, Generic[S]):
 
     def propose(self, seqs: Seq[Sequence], budgets: Seq[int], rng: Rng) -> Draft:
         runs = {seq.id: run for seq, k in zip(seqs, budgets, strict=True) if k and (run := self._begin(seq, k))}
-        self._prepare(list(runs.values()))
+        self._prepare(list(runs.values()), rng)
         live = self._still_running(list(runs.values()))
         while live:
             self._step(live, rng)
@@ -187,6 +199,9 @@ class ChainDrafter(ABC, Generic[S]):
         seq = run.seq
         if not math.isfinite(top):
             return self._lose(run)
+        if run.plainly_drawn:
+            weight_S = softmax(logits_S, seq.params.temperature)
+            return self._lose(run) if weight_S is None else self._draw_from(run, weight_S, rng)
         if run.plain:
             q = None if run.law is DraftLaw.POINT else self.columns.over_tokens(distribution(logits_S, seq.params))
         else:
@@ -201,10 +216,28 @@ class ChainDrafter(ABC, Generic[S]):
                 self._take(run, self.columns.token(column), peak)
             return None
         assert q is not None
-        peak = float(q.weight_S.max())
-        if self._goes_on(run, peak):
-            self._take(run, self._draw(run, q, rng), peak)
-        return None
+        return self._draw(run, q, rng)
+
+    def _draw_from(self, run: Run[S], weight_S: Tensor, rng: Rng) -> None:
+        """The next token, from the probabilities of the columns. q has float32 exponentials then: it need not be the
+        target's, only what is drawn from."""
+        self._draw(run, self.columns.over_tokens(Row(len(weight_S), weight_S)), rng)
+
+    def _draw(self, run: Run[S], q: Row, rng: Rng) -> None:
+        """The run's next token, from q, or its end."""
+        peak = self._peak(q)
+        if not self._goes_on(run, peak):
+            return
+        i = len(run.tokens)
+        if run.law is DraftLaw.SHARED_NOISE:
+            token = rng.race(q, Key(run.seq.seed, run.seq.output_len + i, Purpose.RACE))
+        else:
+            run.q_rows.append(q)
+            token = rng.categorical(q, run.draw_key(i))
+        self._take(run, token, peak)
+
+    def _peak(self, q: Row) -> float:
+        return float(q.weight_S.max())
 
     def _goes_on(self, run: Run[S], peak: float) -> bool:
         """Whether the next token, of whose distribution `peak` is the largest probability, is drafted at all. Which one
@@ -222,13 +255,6 @@ class ChainDrafter(ABC, Generic[S]):
         """Ends a draft behind which q is no distribution."""
         run.seq.stats.dropped["draft logits are NaN, or every token is forbidden"] += 1
         run.done = True
-
-    def _draw(self, run: Run[S], q: Row, rng: Rng) -> int:
-        seq, i = run.seq, len(run.tokens)
-        if run.law is DraftLaw.SHARED_NOISE:
-            return rng.race(q, Key(seq.seed, seq.output_len + i, Purpose.RACE))
-        run.q_rows.append(q)
-        return rng.categorical(q, Key(seq.seed, seq.output_len, Purpose.DRAFT, i))
 
     def _still_running(self, runs: list[Run[S]]) -> list[Run[S]]:
         """The runs that go on. One that the model failed on ends here, with the tokens that it has."""

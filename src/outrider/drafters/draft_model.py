@@ -10,6 +10,7 @@ from collections.abc import Sequence as Seq
 from torch import Tensor
 
 from outrider.core.protocols import LanguageModel
+from outrider.core.rng import Rng
 from outrider.core.types import Sequence
 from outrider.drafters.chain import GREEDY_BELOW_TEMPERATURE, ChainDrafter, Run
 from outrider.drafters.draft_cache import DraftState, advance, prefill
@@ -69,7 +70,7 @@ class DraftModelDrafter(ChainDrafter[DraftState]):
             return 0
         return limit
 
-    def _prepare(self, runs: list[Run[DraftState]]) -> None:
+    def _prepare(self, runs: list[Run[DraftState]], rng: Rng) -> None:
         prefill(self.model, [run.state for run in runs])
 
     def _next_logits(self, runs: list[Run[DraftState]]) -> Tensor:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from outrider.core.protocols import LanguageModel
+from outrider.core.rng import Rng
 from outrider.core.types import Sequence, TargetIdentity
 from outrider.drafters.chain import GREEDY_BELOW_TEMPERATURE, Run
 from outrider.drafters.chain_state import HeadState
@@ -89,7 +90,7 @@ class MedusaDrafter(HeadDrafter[MedusaState]):
         return super()._ready(seq, state, min(budget, self.net.config.n_heads))
 
     @torch.inference_mode()
-    def _prepare(self, runs: list[Run[MedusaState]]) -> None:
+    def _prepare(self, runs: list[Run[MedusaState]], rng: Rng) -> None:
         """All heads at once, as many as the longest draft needs."""
         if not runs:
             return

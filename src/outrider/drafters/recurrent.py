@@ -19,6 +19,7 @@ from torch import Tensor
 
 from outrider.core.draft import DraftLaw
 from outrider.core.protocols import LanguageModel
+from outrider.core.rng import Rng
 from outrider.core.step import PREFILL_CHUNK
 from outrider.core.types import Sequence, TargetIdentity
 from outrider.drafters.catch_up import in_passes
@@ -28,14 +29,17 @@ from outrider.drafters.head_cache import Span
 from outrider.drafters.head_drafter import HeadDrafter
 from outrider.drafters.head_fit import require_width
 from outrider.drafters.head_kernels import as_linear, choose_dtype
-from outrider.drafters.recurrent_chain import Ask, GreedyChain, make_chain
+from outrider.drafters.recurrent_chain import Ask, DraftChain, make_chain
 from outrider.drafters.recurrent_core import Core, make_core
 from outrider.drafters.recurrent_net import RecurrentNet
 from outrider.drafters.recurrent_state import RecurrentState
 from outrider.drafters.token_rows import OwnRows, SharedRows, TokenRows
+from outrider.kernels import Drafted
 
 ROWS_WITH_A_DRAFT = 16
 """So few rows are caught up with in the pass of the first draft token."""
+COLDEST = 1e-30
+"""Temperatures below it are taken for it, as in `kernels.softmax`."""
 
 N = TypeVar("N", bound=RecurrentNet)
 
@@ -110,8 +114,9 @@ class RecurrentDrafter(HeadDrafter[RecurrentState], Generic[N]):
         return ready
 
     @torch.inference_mode()
-    def _prepare(self, runs: list[Run[RecurrentState]]) -> None:
-        """Keys and values of all rows but the last of sequences that miss many, some hundred rows a pass."""
+    def _prepare(self, runs: list[Run[RecurrentState]], rng: Rng) -> None:
+        """Keys and values of all rows but the last of sequences that miss many, some hundred rows a pass; then all of
+        plain drafts."""
         behind = [(run, run.state.settled, run.state.held - 1) for run in runs]
         many = [(run, start, stop) for run, start, stop in behind if stop - start > ROWS_WITH_A_DRAFT]
         for batch in in_passes(many, PREFILL_CHUNK):
@@ -124,30 +129,43 @@ class RecurrentDrafter(HeadDrafter[RecurrentState], Generic[N]):
                 run.state.settled = stop
 
         if self._chain is not None:
-            self._draft(self._chain, [run for run in runs if run.law is DraftLaw.POINT and run.plain])
+            likeliest = [run for run in runs if run.law is DraftLaw.POINT and run.plain]
+            drawn = [run for run in runs if run.law is DraftLaw.IID and run.plainly_drawn]
+            self._draft(self._chain, likeliest + [run for run in drawn if _foreseen(run, rng)], rng)
 
-    def _draft(self, chain: GreedyChain, runs: list[Run[RecurrentState]]) -> None:
+    def _draft(self, chain: DraftChain, runs: list[Run[RecurrentState]], rng: Rng) -> None:
         """All tokens of these runs; in one call where the embeddings of all that it drafts are at hand."""
         while runs:
             rows, embedded_Md, g_Md = self._rows(runs)
-            asks = [self._ask(run, span) for run, span in zip(runs, self._spans(runs, rows), strict=True)]
+            asks = [self._ask(run, span, rng) for run, span in zip(runs, self._spans(runs, rows), strict=True)]
             drafts, carried_nd = chain.draft(embedded_Md, g_Md, asks)
             for step in range(max(found.steps for found in drafts)):
                 going = [n for n, found in enumerate(drafts) if step < found.steps]
                 self._count([runs[n].state for n in going])
             self._hand_on(runs, carried_nd)
             for run, found in zip(runs, drafts, strict=True):
-                for token, share in zip(found.tokens, found.shares, strict=True):
-                    if run.done or not self._goes_on(run, share):
-                        break
-                    self._take(run, token, share)
-                if found.lost and not run.done:
-                    self._lose(run)
+                self._take_all(run, found, rng.of(run.seq.id))
             runs = [run for run in runs if not run.done]
 
-    def _ask(self, run: Run[RecurrentState], span: Span) -> Ask:
+    def _ask(self, run: Run[RecurrentState], span: Span, rng: Rng) -> Ask:
         least = self.min_confidence / run.sure if self.min_confidence else 0.0
-        return Ask(span, run.limit - len(run.tokens), run.seq.stop_ids, least)
+        ask = Ask(span, run.limit - len(run.tokens), run.seq.stop_ids, least)
+        if run.law is DraftLaw.POINT:
+            return ask
+        return ask._replace(temperature=max(run.seq.params.temperature, COLDEST), uniforms=_uniforms(run, rng))
+
+    def _take_all(self, run: Run[RecurrentState], found: Drafted, rng: Rng) -> None:
+        """The tokens that the chain found. Those drawn are drawn again where draws are made and noted down."""
+        for i, (token, share) in enumerate(zip(found.tokens, found.shares, strict=True)):
+            if run.done:
+                return
+            if found.weights_kS is not None:
+                self._draw_from(run, found.weights_kS[i], rng)
+                run.done |= run.tokens[-1:] != [token]
+            elif self._goes_on(run, share):
+                self._take(run, token, share)
+        if found.lost and not run.done:
+            self._lose(run)
 
     @torch.inference_mode()
     def _next_logits(self, runs: list[Run[RecurrentState]]) -> Tensor:
@@ -183,3 +201,13 @@ class RecurrentDrafter(HeadDrafter[RecurrentState], Generic[N]):
             return self._fused(run, run.state.settled, run.state.held)
         assert run.state.carried_d is not None
         return run.state.carried_d[None]
+
+
+def _uniforms(run: Run[RecurrentState], rng: Rng) -> list[float]:
+    """Those of the draws that are still to come; none where one is not settled yet."""
+    numbers = [rng.foresee(run.draw_key(i)) for i in range(len(run.tokens), run.limit)]
+    return [number for number in numbers if number is not None]
+
+
+def _foreseen(run: Run[RecurrentState], rng: Rng) -> bool:
+    return len(_uniforms(run, rng)) == run.limit - len(run.tokens)

@@ -1,4 +1,4 @@
-"""Whole greedy drafts of a head that drafts token by token, in one call of the kernels.
+"""Whole drafts of a head that drafts token by token, in one call of the kernels.
 
 Shapes: M rows, n sequences, d head width, S draft vocabulary.
 """
@@ -20,16 +20,19 @@ from outrider.kernels import Chain, ChainRows, Drafted, TokenTable, build_chain
 
 class Ask(NamedTuple):
     """At most `limit` tokens behind the rows of a span, and none behind one of `stops`, or from where on the product of
-    their probabilities is less than `least`."""
+    their largest probabilities is less than `least`. Of `temperature` 0 the likeliest; else each is drawn with its own
+    of `uniforms`, as `Rng.foresee` says."""
 
     span: Span
     limit: int
     stops: Collection[int]
     least: float
+    temperature: float = 0.0
+    uniforms: Seq[float] = ()
 
 
-class GreedyChain:
-    """The tokens that `Core.last` and lm_head would find likeliest, one after the other."""
+class DraftChain:
+    """The tokens that would be taken from the rows of `Core.last` and lm_head, one after the other."""
 
     def __init__(self, core: StackCore, chain: Chain) -> None:
         self._core, self._chain = core, chain
@@ -48,12 +51,12 @@ class GreedyChain:
     def _rows(self, ask: Ask) -> ChainRows:
         cache, rows, window = ask.span
         store_2TGD = cache.room(rows + ask.limit - 1, self._core.like)[0]
-        return ChainRows(rows, store_2TGD, cache.length, cache.start, window, ask.limit, ask.stops, ask.least)
+        return ChainRows(rows, store_2TGD, cache.length, cache.start, window, *ask[1:])
 
 
-def make_chain(net: RecurrentNet, core: Core, ids_S: Tensor, table: TokenTable) -> GreedyChain | None:
+def make_chain(net: RecurrentNet, core: Core, ids_S: Tensor, table: TokenTable) -> DraftChain | None:
     """Of a net that `make_core` has used up; None where the kernels cannot run all of a draft."""
     if not isinstance(core, StackCore) or not isinstance(net.lm_head, PackedMatrix):
         return None
     chain = build_chain(core.stack, net.chain_inputs(), net.lm_head.packed, ids_S, table)
-    return None if chain is None else GreedyChain(core, chain)
+    return None if chain is None else DraftChain(core, chain)

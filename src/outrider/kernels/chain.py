@@ -58,8 +58,9 @@ class TokenTable(NamedTuple):
 class ChainRows(NamedTuple):
     """One sequence: so many rows before its first token, its cache [2 (keys, values), T, G, D] with room for them and
     all tokens but the last, how many positions it holds, the position of the first, how many a row sees, how many
-    tokens are wanted, those behind which nothing follows, and the least product of their probabilities with which it
-    goes on."""
+    tokens are wanted, those behind which nothing follows, and the least product of their rows' largest probabilities
+    with which it goes on. At temperature 0 the tokens are the likeliest; else each is drawn with the next of
+    `uniforms`: the first at which the running sum of the probabilities exceeds it."""
 
     rows: int
     store_2TGD: Tensor
@@ -69,15 +70,19 @@ class ChainRows(NamedTuple):
     limit: int
     stops: Collection[int]
     least: float
+    temperature: float = 0.0
+    uniforms: Seq[float] = ()
 
 
 class Drafted(NamedTuple):
-    """Of one sequence: its tokens and their probabilities, the one with which their product fell below the least
-    included. `lost`: a logit behind them was not finite."""
+    """Of one sequence: its tokens and the largest probabilities of their rows, the one with which their product fell
+    below the least included. `lost`: a logit behind them was not finite. `weights_kS` are the rows that were drawn
+    from (float64, summing to 1); None of likeliest tokens."""
 
     tokens: list[int]
     shares: list[float]
     lost: bool
+    weights_kS: Tensor | None = None
 
     @property
     def steps(self) -> int:
@@ -101,7 +106,7 @@ class Chain:
         )
         assert (joint is None) == (inputs.joint_norm_d is None), "a joint without its norm, or a norm without a joint"
         self._kept = (stack, inputs, head, ids_S, table)
-        self._width, self._cache_shape = width, stack.cache_shape
+        self._width, self._columns, self._cache_shape = width, head.out_features, stack.cache_shape
         self._native = stack.native.chain(
             width,
             stack.eps,
@@ -144,7 +149,9 @@ class Chain:
         assert all(table_UR.is_contiguous() for table_UR in (cos_UR, sin_UR)), "rows of a table must follow one another"
         most, n = max(span.limit for span in spans), len(spans)
         tokens_nk = torch.empty((n, most), dtype=torch.int64)
-        shares_nk = torch.empty((n, most), dtype=torch.float32)
+        shares_nk = torch.empty((n, most), dtype=torch.float64)
+        drawn = any(span.temperature for span in spans)
+        weights_nkS = torch.empty((n, most if drawn else 0, self._columns), dtype=torch.float64)
         counts_n = torch.empty(n, dtype=torch.int64)
         carried_nd = torch.empty((n, self._width), dtype=torch.float32)
         self._native.run(
@@ -156,17 +163,22 @@ class Chain:
             list(chain.from_iterable(self._fields(span) for span in spans)),
             [list(span.stops) for span in spans],
             [span.least for span in spans],
+            [span.temperature for span in spans],
+            [list(span.uniforms) for span in spans],
             most,
             tokens_nk.data_ptr(),
             shares_nk.data_ptr(),
+            weights_nkS.data_ptr(),
             counts_n.data_ptr(),
             carried_nd.data_ptr(),
         )
         CALLS["chain"] += 1
-        found = zip(tokens_nk.tolist(), shares_nk.tolist(), counts_n.tolist(), strict=True)
-        return [_drafted(tokens[:count], shares) for tokens, shares, count in found], carried_nd
+        rows_n = [weights_kS if span.temperature else None for span, weights_kS in zip(spans, weights_nkS, strict=True)]
+        found = zip(tokens_nk.tolist(), shares_nk.tolist(), rows_n, counts_n.tolist(), strict=True)
+        return [_drafted(tokens[:count], shares, weights) for tokens, shares, weights, count in found], carried_nd
 
     def _fields(self, span: ChainRows) -> tuple[int, ...]:
+        assert not span.temperature or len(span.uniforms) == span.limit, f"{len(span.uniforms)} draws of {span.limit}"
         rows, store_2TGD, length, first, window, limit, *_ = span
         two, positions, *heads = store_2TGD.shape
         assert (two, *heads) == (2, *self._cache_shape), f"a cache {tuple(store_2TGD.shape)} for {self._cache_shape}"
@@ -189,7 +201,7 @@ def build_chain(stack: Stack, inputs: ChainInputs, head: object, ids_S: Tensor, 
     return Chain(stack, inputs, head, ids_S.contiguous(), table)
 
 
-def _drafted(tokens: list[int], shares: list[float]) -> Drafted:
+def _drafted(tokens: list[int], shares: list[float], weights_kS: Tensor | None) -> Drafted:
     lost = tokens[-1] < 0
     kept = len(tokens) - lost
-    return Drafted(tokens[:kept], shares[:kept], lost)
+    return Drafted(tokens[:kept], shares[:kept], lost, None if weights_kS is None else weights_kS[:kept])
