@@ -66,6 +66,36 @@ def test_a_bad_file_is_named_with_the_line_and_what_is_allowed(tmp_path, text, m
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ([{"question_id": 7, "prompt": "a"}, {"prompt": "b"}, {"id": "7", "prompt": "c"}], "line 3: its id '7'"),
+        ([{"id": 3, "prompt": "a"}, {"prompt": "b"}, {"prompt": "c"}], "line 3: its id '3'"),
+    ],
+)
+def test_an_id_that_two_lines_have_is_refused_with_both(tmp_path, lines, message):
+    path = tmp_path / "twice.jsonl"
+    path.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
+    with pytest.raises(UserError, match=f"{message} is that of line 1: give every line"):
+        read_prompts(path, limit=1)
+
+
+@pytest.mark.parametrize(
+    ("line", "what"),
+    [
+        ({"prompt": "hi \ud800"}, r"text has half of a surrogate pair \(\\ud800\) at character 4"),
+        ({"turns": ["hi", "\udfff"]}, "text has half"),
+        ({"prompt": "hi", "category": "\ud800"}, "category has half"),
+        ({"prompt": "hi", "id": "\ud83d"}, "id has half"),
+    ],
+)
+def test_text_that_no_file_can_hold_is_refused(tmp_path, line, what):
+    path = tmp_path / "half.jsonl"
+    path.write_text('{"prompt": "\\ud83d\\ude00"}\n' + json.dumps(line), encoding="utf-8")
+    with pytest.raises(UserError, match=f"line 2: its {what}"):
+        read_prompts(path)
+
+
 def test_a_file_that_cannot_be_read(tmp_path):
     with pytest.raises(UserError, match="does not exist"):
         read_prompts(tmp_path / "nowhere.jsonl")

@@ -32,7 +32,8 @@ def read_prompts(
     """The first `limit` prompts of a file that are of one of `categories` (empty: any), at most `turns` turns each.
 
     A line has `prompt` or Spec-Bench's `turns`; `question_id` (or `id`) and `category` are kept, other fields ignored.
-    Raises UserError naming the file, the line and what is allowed.
+    No two lines may have the same id: answers are told apart by it. Raises UserError naming the file, the line and what
+    is allowed.
     """
     require_positive("limit", limit)
     require_positive("turns", turns)
@@ -59,10 +60,17 @@ def _parse(path: Path, turns: int) -> Iterator[Conversation]:
         raise UserError(f"prompt file {path} does not exist: give a .jsonl file, one a line {LINE_FORM}") from None
     except (OSError, UnicodeDecodeError, EOFError, zlib.error) as error:
         raise UserError(f"prompt file {path} cannot be read as UTF-8 text: {error}") from None
+    line_of: dict[str, int] = {}
     for number, line in enumerate(lines, start=1):
         if line.strip():
             where = f"{path}, line {number}"
-            yield _prompt(_object(line, where), where, number, turns)
+            prompt = _prompt(_object(line, where), where, number, turns)
+            if (first := line_of.setdefault(prompt.id, number)) != number:
+                raise UserError(
+                    f"{where}: its id {prompt.id!r} is that of line {first}: give every line a question_id of its own, "
+                    "or none (a line without one has its number)"
+                )
+            yield prompt
 
 
 def _object(line: str, where: str) -> Mapping[str, object]:
@@ -82,10 +90,24 @@ def _prompt(data: Mapping[str, object], where: str, number: int, turns: int) -> 
     if not isinstance(texts, list) or not texts or not all(isinstance(text, str) and text for text in texts):
         found = "turns" if "turns" in data else "prompt" if "prompt" in data else f"fields {sorted(data)[:5]}"
         raise UserError(f"{where}: {found} gives no text: each line is {LINE_FORM}, none of them empty")
-    identity = str(data.get("question_id", data.get("id", number)))
+    identity, category = str(data.get("question_id", data.get("id", number))), str(data.get("category") or "other")
     if len(identity) > MOST_ID:
         raise UserError(f"{where}: its id has {len(identity)} characters, allowed are {MOST_ID}: shorten it")
-    return Conversation(identity, str(data.get("category") or "other"), tuple(texts[:turns]))
+    for what, said in (("id", identity), ("category", category), *(("text", text) for text in texts)):
+        _require_unicode(what, said, where)
+    return Conversation(identity, category, tuple(texts[:turns]))
+
+
+def _require_unicode(what: str, text: str, where: str) -> None:
+    """Refuses halves of a surrogate pair, which JSON can spell and no file or terminal can be given."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        half = f"\\u{ord(text[error.start]):04x}"
+        raise UserError(
+            f"{where}: its {what} has half of a surrogate pair ({half}) at character {error.start + 1}: write both "
+            "halves, or the character itself"
+        ) from None
 
 
 def require_positive(name: str, value: int | None) -> None:
