@@ -60,6 +60,18 @@ BAD_OPTIONS = {
     "threads": (["hello", "--threads", "0"], ["threads = 0", "from 1 to"]),
     "more threads than processors": (["hello", "--threads", "4096"], ["threads = 4096", "from 1 to", "processors"]),
     "dtype": (["hello", "--dtype", "float8"], ["float8", "bfloat16"]),
+    "draft dtype without a draft": (
+        ["hello", "-d", "ngram", "--draft-dtype", "float8"],
+        ["draft_dtype 'float8'", "give one of auto", "int8", "quantised"],
+    ),
+    "draft dtype of a model": (
+        ["hello", "--draft-model", "nowhere", "--draft-dtype", "int8"],
+        ["draft_dtype 'int8'", "auto, float32, bfloat16, quantised, int4"],
+    ),
+    "draft dtype of a head": (
+        ["hello", "-d", "mtp", "--draft-model", "nowhere", "--draft-dtype", "quantised"],
+        ["draft_dtype 'quantised'", "auto, int4, int8, bfloat16, float32"],
+    ),
     "empty prompt": ([""], ["prompt is empty"]),
     "missing prompt file": (["--file", "nowhere.txt"], ["--file nowhere.txt", "no such file"]),
     "two prompts": (["hello", "--file", "nowhere.txt"], ["PROMPT and --file"]),
@@ -98,6 +110,15 @@ def test_no_weights_are_read_for_threads_that_cannot_be(capfd, folder, monkeypat
     monkeypatch.setattr("os.sched_getaffinity", lambda process: {0, 3, 4}, raising=False)
     code = main(["generate", "hello", "--quiet", "--model", str(folder / "target"), "--threads", "4"])
     one_line(capfd, code, ["threads = 4 is not allowed: give an integer from 1 to 3"])
+
+
+@pytest.mark.parametrize("command", ["bench", "verify", "tune", "plan"])
+@pytest.mark.parametrize("option", ["dtype", "draft_dtype"])
+def test_dtypes_are_known_before_anything_is_loaded(capfd, folder, command, option, monkeypatch):
+    monkeypatch.setattr("outrider.models.load.Decoder.from_checkpoint", None)
+    words = [] if command == "plan" else ["--dry-run"]
+    code = main([command, str(folder / "target"), "-d", "ngram", *words, f"--{option.replace('_', '-')}", "bogus"])
+    one_line(capfd, code, [f"{option} 'bogus' is not allowed: give one of auto"])
 
 
 def test_a_flag_said_twice_says_the_same(capfd, folder):

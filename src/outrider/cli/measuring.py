@@ -126,7 +126,15 @@ class Setup:
         from outrider.engine.choosing import check_options
 
         controller_class(self.controller)
-        check_options(self.drafters, self.rule, self.threads, max(self.ks), has_draft=self.draft_model is not None)
+        check_options(
+            self.drafters,
+            self.rule,
+            self.threads,
+            max(self.ks),
+            dtype=self.dtype,
+            draft_dtype=self.draft_dtype,
+            has_draft=self.draft_model is not None,
+        )
 
     def raw(self, llm: LLM) -> bool:
         """Whether prompts are given as they are, without the chat template."""

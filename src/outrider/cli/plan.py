@@ -56,7 +56,7 @@ def plan(
     from outrider.bench.plan import Model, Work, shipped_head, usual_context
     from outrider.bench.plan import plan as planned
 
-    rides = _rides(drafter, draft_model)
+    rides = _rides(drafter, draft_model, dtype, draft_dtype)
     ours = Model.open(target, _resolved(target, offline, quiet), dtype)
     path = None if draft_model is None else _resolved(draft_model, offline, quiet)
     theirs = None
@@ -73,16 +73,17 @@ def plan(
         raise typer.Exit(EXIT_DOES_NOT_FIT)
 
 
-def _rides(drafter: str | None, draft_model: str | None) -> bool:
-    """Whether --draft-model is a head. Raises ConfigError for an unknown drafter, or one that lacks its model."""
-    from outrider.engine.choosing import check_options
+def _rides(drafter: str | None, draft_model: str | None, dtype: str, draft_dtype: str) -> bool:
+    """Whether --draft-model is a head. Raises ConfigError for an unknown drafter or dtype, or a drafter that lacks its
+    model."""
+    from outrider.engine.choosing import asked_for, check_options
     from outrider.engine.opening import needs_of
 
-    if drafter is None:
-        return False
-    common.check_drafters([drafter])
-    check_options([drafter], "auto", None, None, has_draft=draft_model is not None)
-    return "head" in needs_of(drafter) and draft_model is not None
+    has_draft = draft_model is not None
+    names = asked_for(drafter, has_draft=has_draft)
+    common.check_drafters(names)
+    check_options(names, "auto", None, None, dtype=dtype, draft_dtype=draft_dtype, has_draft=has_draft)
+    return has_draft and any("head" in needs_of(name) for name in names)
 
 
 def _resolved(name: str, offline: bool, quiet: bool) -> Path:

@@ -12,9 +12,11 @@ from outrider.core.protocols import Drafter
 from outrider.core.registry import verifier_class
 from outrider.core.types import Decision
 from outrider.drafters.chain import ChainDrafter
+from outrider.drafters.head_layer import PACKED_DTYPES
 from outrider.engine.opening import OpenedHead, missing_draft, needs_of
 from outrider.engine.shipped import default_drafter, preferred, shipped_heads
 from outrider.errors import ConfigError
+from outrider.models.load import DTYPES, require_dtype
 
 DEFAULT_K = 5
 
@@ -29,7 +31,16 @@ def asked_for(drafter: str | Seq[str] | None, *, has_draft: bool) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def check_options(names: list[str], rule: str, threads: int | None, k: int | None, *, has_draft: bool) -> None:
+def check_options(
+    names: list[str],
+    rule: str,
+    threads: int | None,
+    k: int | None,
+    *,
+    dtype: str,
+    draft_dtype: str,
+    has_draft: bool,
+) -> None:
     """What can be refused before a model is loaded is."""
     if k is not None:
         check_k(k)
@@ -51,6 +62,16 @@ def check_options(names: list[str], rule: str, threads: int | None, k: int | Non
             f"drafters {heads[0]!r} and {drafts[0]!r} read different things from one draft_model, a head and a model: "
             "name one of them"
         )
+    require_dtype(dtype)
+    _require_draft_dtype(draft_dtype, head=bool(heads), model=has_draft and not heads)
+
+
+def _require_draft_dtype(dtype: str, *, head: bool, model: bool) -> None:
+    """Raises ConfigError unless it is a name for what drafts, a head or a model; for either where neither does."""
+    allowed = [] if model else list(PACKED_DTYPES)
+    allowed += [] if head else [name for name in DTYPES if name not in allowed]
+    if dtype not in ("auto", *allowed):
+        raise ConfigError(f"draft_dtype {dtype!r} is not allowed: give one of auto, {', '.join(allowed)}")
 
 
 def may_ride(asked: Seq[str], k: int | None) -> bool:

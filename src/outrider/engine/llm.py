@@ -98,9 +98,10 @@ class LLM:
         progress: Progress | None = None,
         on_load: Callable[[str], None] | None = None,
     ) -> None:
-        asked = asked_for(drafter, has_draft=draft_model is not None)
+        has_draft = draft_model is not None
+        asked = asked_for(drafter, has_draft=has_draft)
         controller_class(controller)
-        check_options(asked, rule, threads, k, has_draft=draft_model is not None)
+        check_options(asked, rule, threads, k, dtype=dtype, draft_dtype=draft_dtype, has_draft=has_draft)
         rides = draft_model is not None and any("head" in needs_of(name) for name in asked)
         opening = partial(open_model, offline=offline, progress=progress, on_load=on_load)
         target = opening(model, dtype=dtype, device=device)
