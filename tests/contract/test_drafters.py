@@ -349,12 +349,13 @@ def test_habits_that_learn_from_their_own_round_are_caught(monkeypatch: pytest.M
     def dspark() -> Drafter:
         return FACTORIES["dspark"]["adapts"](watched(1, vocab=2))
 
-    def draw_and_learn(self: BlockDrafter, run: Any, q: Row, rng: Rng) -> int:
-        token = draw(self, run, q, rng)
-        weight_V = q.to_dense().clone()
-        weight_V[token] /= 2
-        run.q_rows[-1] = Row.dense(weight_V / weight_V.sum())
-        return token
+    def draw_and_learn(self: BlockDrafter, run: Any, q: Row, rng: Rng) -> None:
+        before = len(run.tokens)
+        draw(self, run, q, rng)
+        if len(run.tokens) > before:
+            weight_V = q.to_dense().clone()
+            weight_V[run.tokens[-1]] /= 2
+            run.q_rows[-1] = Row.dense(weight_V / weight_V.sum())
 
     assert distance(dspark(), "block", 2) < 1e-12
     draw = BlockDrafter._draw
@@ -369,12 +370,12 @@ def test_a_confidence_that_looks_at_its_own_token_is_caught(monkeypatch: pytest.
     def dspark() -> Drafter:
         return FACTORIES["dspark"]["probabilistic"](watched(1, vocab=2))
 
-    def drop(self: BlockDrafter, run: Any, token: int, peak: float, probability: float) -> None:
+    def drop(self: BlockDrafter, run: Any, token: int, peak: float) -> None:
         if token == 1:
             run.q_rows.pop()
             run.done = True
         else:
-            take(self, run, token, peak, probability)
+            take(self, run, token, peak)
 
     assert distance(dspark(), "block", 2) < 1e-12
     take = BlockDrafter._take
