@@ -241,6 +241,33 @@ def test_what_is_stale_is_measured_again_and_said(model, cache, capsys) -> None:
     assert sorted(fresh["drafters"]) == ["ngram", "prediction", "suffix"], "what was not named stays"
 
 
+def test_costs_of_a_busy_hour_say_so_wherever_they_are_used(model, cache, capsys, monkeypatch) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    hour = "measured while the machine was busy (load 5.8 on 2 cores)"
+    people = ["profile", str(model), "--rows", "1", "--context", "20", "--repeat", "1", "--quiet", "-d", "suffix"]
+    asked = ["generate", "one two", "--raw", "-m", str(model), "-d", "suffix", "--controller", "governor", "-n", "4"]
+
+    def at(load, command):
+        monkeypatch.setattr("os.getloadavg", lambda: (load, 0, 0))
+        assert main(command) == 0
+        out, err = capsys.readouterr()
+        return err + out
+
+    assert f"but {hour}; --refresh measures them again" in at(5.8, people)
+    assert f"still hold, but {hour}; --refresh measures them again" in at(0.1, people)
+    assert f"{hour}: outrider profile --refresh measures them again" in at(0.1, asked)
+    told = json.loads(at(0.1, [*people, "--json"]).splitlines()[-1])["costs"]
+    assert told["busy"] == told["drafters"]["suffix"]["busy"] == {"load_1min": 5.8, "cores": 2}
+    assert hour not in at(0.1, [*people, "--refresh"])
+    assert hour not in at(5.8, asked), "how busy it is now is another thing"
+
+
+def test_people_see_the_drafters_that_they_asked_for(model, cache, capsys) -> None:
+    profile(capsys, model, "-d", "ngram,suffix")
+    _, table = profile(capsys, model, "-d", "suffix")
+    assert [line.split()[2] for line in table.splitlines() if line.startswith("drafting with")] == ["suffix,"]
+
+
 def test_bad_names_are_one_line(capsys) -> None:
     for args, part in (
         (["--controller", "govenor"], "controller 'govenor' is unknown (did you mean 'governor'?)"),

@@ -89,6 +89,21 @@ def test_the_report_is_whole_by_itself(tuned, document):
     assert page.count("<table>") == len(PLOTS) + 2
 
 
+def test_costs_of_a_busy_hour_make_the_verdict_provisional(options, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    few = ["-d", "ngram", "--measure", "0", "--limit", "1", "--out", str(tmp_path / "out"), "--json", "--quiet"]
+    doubts = []
+    for load in (5.8, 0.1):
+        monkeypatch.setattr("os.getloadavg", lambda load=load: (load, 0, 0))
+        assert main([*options, *few]) == 0
+        doubts.append(json.loads(capsys.readouterr().out)["verdict"]["doubts"][0])
+    assert doubts == [
+        "the machine was busy: measure again when it is idle",
+        "the costs were measured while the machine was busy (load 5.8 on 2 cores): measure them again with --refresh",
+    ]
+
+
 def test_a_configuration_gives_defaults_that_options_go_before(folder, tmp_path, capsys):
     path = tmp_path / "c.toml"
     lines = [f"model = {json.dumps(str(folder / 'target'))}", 'drafter = "ngram"', "k = 3", 'dtype = "float32"']

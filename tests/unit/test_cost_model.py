@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from outrider.control.cost_cache import CostKey, find_costs, identity_of_files, keep_costs
-from outrider.control.cost_model import SCHEMA, CostModel, Curve, DraftCost, DraftCurves
+from outrider.control.cost_model import SCHEMA, Busy, CostModel, Curve, DraftCost, DraftCurves
 from outrider.errors import ConfigError
 from tests.given_costs import one_context
 
@@ -78,6 +78,23 @@ def test_costs_are_kept_and_found(tmp_path) -> None:
     assert [file.name for file in path.parent.iterdir()] == [path.name]
 
 
+def test_it_is_kept_which_costs_are_of_a_busy_hour(tmp_path) -> None:
+    idle, busy, busier = made(), Busy(5.8, 2), Busy(9.0, 2)
+    costs = replace(idle, busy=busy, drafters={"suffix": replace(SUFFIX, busy=busier), "head": HEAD})
+    keep_costs(tmp_path, KEY, costs)
+    found = find_costs(tmp_path, KEY, {}).costs
+    assert found == costs
+    assert (found.busiest(["head"]), found.busiest(["head", "suffix"])) == (busy, busier)
+    assert str(busy) == "measured while the machine was busy (load 5.8 on 2 cores)"
+    path = keep_costs(tmp_path, KEY, idle)
+    older = json.loads(path.read_text())
+    for part in (older, *older["drafters"].values()):
+        assert part.pop("busy") is None
+    path.write_text(json.dumps(older))
+    assert find_costs(tmp_path, KEY, {}).costs == idle
+    assert idle.busiest(["suffix", "head"]) is None
+
+
 def test_another_threads_another_file_another_build_the_same(tmp_path) -> None:
     keep_costs(tmp_path, KEY, made())
     other = find_costs(tmp_path, replace(KEY, threads=1), {})
@@ -125,6 +142,8 @@ DAMAGE = {
     "a batch beyond any": lambda d: d["drafters"]["head"].update(batch=10**400),
     "drafts at temperature 0 only": lambda d: d["drafters"]["head"].pop("sampled"),
     "a batch of none": lambda d: d["drafters"]["head"].update(batch=0),
+    "busy as text": lambda d: d.update(busy="very"),
+    "busy on no cores": lambda d: d.update(busy={"load_1min": 5.8, "cores": 0}),
     "a drafter that is a number": lambda d: d["drafters"].update(head=3),
 }
 

@@ -13,6 +13,7 @@ import torch
 
 import outrider
 from outrider import kernels
+from outrider.control.cost_model import Busy
 from outrider.core.machine import cpu_name
 
 BUSY_SHARE = 0.25
@@ -34,13 +35,20 @@ def machine_facts() -> dict[str, object]:
     }
 
 
-def busy_warning(facts: Mapping[str, object]) -> str | None:
-    """A sentence when the machine was busy before the measurement began, which makes speeds too low and unsteady."""
+def busy_hour(facts: Mapping[str, object]) -> Busy | None:
+    """How busy the machine was before the measurement began; None: not busy, or the system does not tell."""
     load, cores = facts["load_1min"], facts["cores"]
     if not isinstance(load, float) or not isinstance(cores, int) or load <= BUSY_SHARE * cores:
         return None
+    return Busy(load, cores)
+
+
+def busy_warning(facts: Mapping[str, object]) -> str | None:
+    """A sentence when the machine was busy, which makes speeds too low and unsteady."""
+    if (busy := busy_hour(facts)) is None:
+        return None
     return (
-        f"the machine was busy: load average {load:.1f} on {cores} cores before the first measurement; "
+        f"the machine was busy: load average {busy.load:.1f} on {busy.cores} cores before the first measurement; "
         "speeds are too low and unsteady, so repeat this when it is idle"
     )
 

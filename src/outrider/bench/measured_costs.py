@@ -16,7 +16,7 @@ from torch import Tensor
 from outrider.bench.profile import GREEDY, SAMPLED, Profile, Times, fill, judging_times, text_ids, time_passes
 from outrider.bench.timing import plain_rounds, timed
 from outrider.control.cost_cache import CostKey, Kept, find_costs, keep_costs
-from outrider.control.cost_model import SCHEMA, CostModel, Curve, DraftCost, DraftCurves
+from outrider.control.cost_model import SCHEMA, Busy, CostModel, Curve, DraftCost, DraftCurves
 from outrider.core.protocols import KVCache, LanguageModel, Segment
 from outrider.core.types import SamplingParams, Sequence
 from outrider.drafters.chain import full_length
@@ -39,10 +39,11 @@ PROMPT, IDLE = 96, 16
 
 @dataclass(frozen=True, slots=True)
 class MeasuredCosts:
-    """A target's costs as they are now: `fresh` were measured, for the reasons in `stale`; `path` holds them, unless
-    `unkept` says why it does not."""
+    """A target's costs as they are now, and the drafters that were `asked` for: `fresh` were measured, for the reasons
+    in `stale`; `path` holds them, unless `unkept` says why it does not."""
 
     costs: CostModel
+    asked: tuple[str, ...]
     path: str
     fresh: tuple[str, ...]
     stale: tuple[str, ...]
@@ -59,11 +60,19 @@ class MeasuredCosts:
 
     def sentence(self) -> str:
         """For people."""
-        if not self.fresh:
-            return f"costs kept in {self.path} still hold; --refresh measures them again"
         why = f" ({'; '.join(self.stale)})" if self.stale else ""
         where = f"kept in {self.path}" if self.unkept is None else "not kept"
-        return f"costs of {', '.join(self.fresh)} measured{why} and {where}"
+        said = f"costs of {', '.join(self.fresh)} measured{why} and {where}"
+        if not self.fresh:
+            said = f"costs kept in {self.path} still hold"
+        if (busy := self.busy) is not None:
+            return f"{said}, but {busy}; --refresh measures them again"
+        return said if self.fresh else f"{said}; --refresh measures them again"
+
+    @property
+    def busy(self) -> Busy | None:
+        """The busiest hour that the costs of what was asked for are from."""
+        return self.costs.busiest(self.asked)
 
     def require_kept(self) -> None:
         """Raises ConfigError where they could not be written."""
@@ -71,21 +80,24 @@ class MeasuredCosts:
             raise ConfigError(self.unkept)
 
 
-def update_costs(llm: LLM, *, refresh: bool = False, seen: Profile | None = None) -> MeasuredCosts:
+def update_costs(
+    llm: LLM, *, refresh: bool = False, seen: Profile | None = None, busy: Busy | None = None
+) -> MeasuredCosts:
     """Measures what is missing or no longer holds of the costs of an idle `llm` and keeps them; `refresh`: all of it,
     but of the drafters only those of `llm`: of the others, what was kept and holds stays. `seen` is what a profile has
-    just measured.
+    just measured; `busy` is what the machine was before anything was measured.
     """
     key, kept = _kept(llm)
-    drafters = _identities(llm)
+    asked, drafters = tuple(llm.drafter_identities()), _identities(llm)
     held = dict(kept.costs.drafters) if kept.costs is not None else {}
     if refresh:
         held = {name: cost for name, cost in held.items() if name not in drafters}
     target = None if refresh else kept.costs
     missing = [name for name in drafters if name not in held]
-    costs = replace(measure_target(llm, seen) if target is None else target, drafters=held)
+    costs = replace(measure_target(llm, seen), busy=busy) if target is None else target
+    costs = replace(costs, drafters=held)
     for name in missing:
-        found = replace(measure_drafter(llm, name), identity=drafters[name])
+        found = replace(measure_drafter(llm, name), identity=drafters[name], busy=busy)
         costs = replace(costs, drafters={**costs.drafters, name: found})
     fresh = (*(("the target",) if target is None else ()), *missing)
     unkept = None
@@ -95,7 +107,7 @@ def update_costs(llm: LLM, *, refresh: bool = False, seen: Profile | None = None
         except ConfigError as error:  # what was measured is still worth showing
             unkept = str(error)
     stale = ("--refresh",) if refresh else kept.stale
-    return MeasuredCosts(costs, str(kept.path), fresh, stale if fresh else (), unkept)
+    return MeasuredCosts(costs, asked, str(kept.path), fresh, stale if fresh else (), unkept)
 
 
 def rows_to_share(llm: LLM, context: int, repeat: int, *, refresh: bool = False) -> tuple[int, ...]:

@@ -53,7 +53,7 @@ def profile(
     controller `governor`; what was kept before and still holds is not measured again. With --json one JSON document is
     the last line of stdout, and the table goes to stderr.
     """
-    from outrider.bench.machine import busy_warning, machine_facts
+    from outrider.bench.machine import busy_hour, busy_warning, machine_facts
     from outrider.bench.measured_costs import rows_to_share, update_costs
     from outrider.bench.memory import rss
     from outrider.bench.profile import check_sizes, parse_rows, steps
@@ -69,7 +69,8 @@ def profile(
     timed = sorted({*counts, *rows_to_share(llm, context, repeat, refresh=refresh)})
     with counted_bar("measuring", steps(timed, repeat), quiet=quiet) as on_step:
         whole = measure(llm, timed, context=context, repeat=repeat, rss_before_load=before, on_step=on_step)
-    found, kept = whole.of_rows(counts), update_costs(llm, refresh=refresh, seen=whole)
+    found = whole.of_rows(counts)
+    kept = update_costs(llm, refresh=refresh, seen=whole, busy=busy_hour(machine))
     machine["threads"] = machine_facts()["threads"]
     busy = busy_warning(machine)
     notes = [*([busy] if busy else []), *found.notes()]
@@ -175,13 +176,12 @@ def _lines(found: Profile, size: Callable[[float], str]) -> Iterator[str]:
 
 
 def _cost_lines(kept: MeasuredCosts) -> Iterator[str]:
-    """What the drafters cost, in plain rounds."""
+    """What the drafters that were asked for cost, in plain rounds."""
     costs = kept.costs
-    for name, cost in costs.drafters.items():
-        context = costs.passes[0][0]
-        plain_s = costs.round_s(1, context, greedy=True)
-        drafts = {int(k): costs.draft_s(name, int(k), greedy=True) / plain_s for k in cost.greedy.alone.at}
-        shares = ", ".join(f"{k}: {share:.3f}" for k, share in drafts.items())
+    plain_s = costs.round_s(1, costs.passes[0][0], greedy=True)
+    for name in kept.asked:
+        lengths = costs.drafters[name].greedy.alone.at
+        shares = ", ".join(f"{k:g}: {costs.draft_s(name, int(k), greedy=True) / plain_s:.3f}" for k in lengths)
         yield f"drafting with {name}, in plain rounds, by K: {shares}"
 
 

@@ -180,20 +180,22 @@ class _Tune:
             machine = machine_facts()
             llm = self.setup.open(quiet=self.quiet)
             raw = self.setup.raw(llm)
-            kept = self._costs(llm)
-            doubts = self._doubts(machine)
+            kept = self._costs(llm, machine)
+            doubts = self._doubts(machine, kept)
             tuned = tune_all(
                 llm, chosen, self.params, self.wanted, kept.costs, raw=raw, bar=self._bar, peer=peer, doubts=doubts
             )
         machine["threads"] = machine_facts()["threads"]
         self._report(llm, tuned, facts(llm, self.setup, self.params, chosen, machine, raw), kept, peer)
 
-    def _doubts(self, machine: dict[str, object]) -> list[str]:
-        """What makes every speed provisional, as in bench."""
+    def _doubts(self, machine: dict[str, object], kept: MeasuredCosts) -> list[str]:
+        """What makes every speed provisional, as in bench, and every prediction."""
         from outrider.bench.conclusion import BUILT_IN, BUSY
-        from outrider.bench.machine import busy_warning
+        from outrider.bench.machine import busy_hour
 
-        doubts = ((BUSY, busy_warning(machine) is not None), (BUILT_IN, self.setup.prompts is None))
+        now = busy_hour(machine) is not None
+        costs = f"the costs were {kept.busy}: measure them again with --refresh"
+        doubts = ((BUSY, now), (costs, kept.busy is not None and not now), (BUILT_IN, self.setup.prompts is None))
         return [doubt for doubt, holds in doubts if holds]
 
     def _make_folder(self) -> None:
@@ -203,11 +205,12 @@ class _Tune:
             reason = (error.strerror or str(error)).lower()
             raise ConfigError(f"--out {self.out} cannot be made: {reason}; give another folder") from None
 
-    def _costs(self, llm: LLM) -> MeasuredCosts:
+    def _costs(self, llm: LLM, machine: dict[str, object]) -> MeasuredCosts:
+        from outrider.bench.machine import busy_hour
         from outrider.bench.measured_costs import update_costs
 
         self._say("measuring what passes and drafts cost, unless that is known")
-        kept = update_costs(llm, refresh=self.refresh)
+        kept = update_costs(llm, refresh=self.refresh, busy=busy_hour(machine))
         kept.require_kept()
         self._say(kept.sentence())
         return kept

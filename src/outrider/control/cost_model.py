@@ -7,7 +7,7 @@ Whatever decides how much to draft, and whatever predicts a speed, asks it. It k
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -18,6 +18,30 @@ SCHEMA = "outrider.costs/2"
 MOST_BATCH = 10**9 - 1
 MOST_SECONDS = 1e6
 """What nothing in a file of costs may take."""
+
+
+@dataclass(frozen=True, slots=True)
+class Busy:
+    """Of a measurement while others used the machine: the load average before it, and the machine's cores."""
+
+    load: float
+    cores: int
+
+    def __str__(self) -> str:
+        return f"measured while the machine was busy (load {self.load:.1f} on {self.cores} cores)"
+
+    def to_json(self) -> dict[str, object]:
+        return {"load_1min": self.load, "cores": self.cores}
+
+    @classmethod
+    def of(cls, values: JsonObject) -> Busy | None:
+        """What stands under "busy"; None where nothing does: the machine was not busy, or the file is older."""
+        told = values.child("busy")
+        if not told.values:
+            return None
+        if (cores := told.whole("cores")) < 1:
+            raise ModelFileError(f"{values.path}: 'cores' is {cores}, expected a whole number >= 1")
+        return cls(told.number("load_1min"), cores)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +104,7 @@ class DraftCost:
     """What a drafter costs: at temperature 0 (`greedy`) and above (`sampled`), the shares those of `batch` sequences.
 
     `catch_up_s` is what each token adds that was committed while this drafter did not draft. `identity` says what was
-    measured.
+    measured, `busy` when: None, while the machine was not.
     """
 
     greedy: DraftCurves
@@ -88,6 +112,7 @@ class DraftCost:
     batch: int
     catch_up_s: float = 0.0
     identity: str = ""
+    busy: Busy | None = None
 
     def share_s(self, k: int, batch: int, *, greedy: bool) -> float:
         """Of one sequence among `batch` that are drafted together; 0 for no draft."""
@@ -107,6 +132,7 @@ class DraftCost:
             "sampled": self.sampled.to_json(),
             "batch": self.batch,
             "catch_up_seconds": self.catch_up_s,
+            "busy": _busy_json(self.busy),
         }
 
     @classmethod
@@ -114,7 +140,8 @@ class DraftCost:
         if not 1 <= (batch := values.whole("batch")) <= MOST_BATCH:
             raise ModelFileError(f"{values.path}: 'batch' is no number of sequences that are drafted together")
         greedy, sampled = (DraftCurves.from_json(values.child(name)) for name in ("greedy", "sampled"))
-        return cls(greedy, sampled, batch, _seconds(values, "catch_up_seconds"), values.text("identity"))
+        catch_up_s, identity = _seconds(values, "catch_up_seconds"), values.text("identity")
+        return cls(greedy, sampled, batch, catch_up_s, identity, Busy.of(values))
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +149,7 @@ class CostModel:
     """What a round costs, in seconds.
 
     `passes` by context, then by rows; `greedy` and `sampled` from logits to verdict, by rows; `overhead_s` is the rest
-    of a round: Python, commit, text. `drafters` by name.
+    of a round: Python, commit, text. `drafters` by name. `busy` is of all but the drafters, which have their own.
     """
 
     passes: tuple[tuple[int, Curve], ...]
@@ -130,6 +157,7 @@ class CostModel:
     sampled: Curve
     overhead_s: float
     drafters: Mapping[str, DraftCost]
+    busy: Busy | None = None
 
     @classmethod
     def measured(
@@ -176,6 +204,11 @@ class CostModel:
         """A pass over `rows` rows relative to one row."""
         return self.pass_s(rows, context) / self.pass_s(1, context)
 
+    def busiest(self, drafters: Iterable[str]) -> Busy | None:
+        """The busiest hour that costs of a round with these drafters are from; None: the machine was not busy."""
+        found = [self.busy, *(self.drafters[name].busy for name in drafters if name in self.drafters)]
+        return max((one for one in found if one is not None), key=lambda one: one.load / one.cores, default=None)
+
     def _draft(self, drafter: str) -> DraftCost:
         if drafter not in self.drafters:
             known = ", ".join(self.drafters) or "none"
@@ -188,6 +221,7 @@ class CostModel:
             "greedy_seconds": self.greedy.to_json(),
             "sampled_seconds": self.sampled.to_json(),
             "overhead_seconds": self.overhead_s,
+            "busy": _busy_json(self.busy),
             "drafters": {name: cost.to_json() for name, cost in self.drafters.items()},
         }
 
@@ -204,7 +238,12 @@ class CostModel:
             Curve.from_json(values.child("sampled_seconds")),
             _seconds(values, "overhead_seconds"),
             {name: DraftCost.from_json(drafters.child(name)) for name in drafters.values},
+            Busy.of(values),
         )
+
+
+def _busy_json(busy: Busy | None) -> dict[str, object] | None:
+    return None if busy is None else busy.to_json()
 
 
 def _seconds(values: JsonObject, key: str) -> float:

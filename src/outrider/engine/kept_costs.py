@@ -84,7 +84,10 @@ def build_governor(
             alphas[name] = alpha_of(head.card.test.acceptance_length, head.card.test.k)
     drafters = [*identities, *(name for name in ("prediction",) if name in kept.costs.drafters)]
     made = controller_class("governor")(kept.costs, list(dict.fromkeys(drafters)), most=most, alphas=alphas)
-    return made, Decision("controller", "governor", f"asked for; it decides by the costs in {kept.path}")
+    why = f"asked for; it decides by the costs in {kept.path}"
+    if (busy := kept.costs.busiest(identities)) is not None:
+        why += f", {busy}: outrider profile --refresh measures them again"
+    return made, Decision("controller", "governor", why)
 
 
 def _build() -> str:
