@@ -20,12 +20,20 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from outrider.core.json_file import JsonObject
+from outrider.drafters.head_card import CARD, read_card
+from outrider.drafters.head_fit import same_model
 from outrider.drafters.reduced_vocab import ReducedVocab
 from outrider.errors import ConfigError, ModelFileError, ModelNotFoundError
 
 CONFIG, SAFETENSORS, PICKLE, MEDUSA = "config.json", "model.safetensors", "pytorch_model.bin", "medusa_lm_head.pt"
 PICKLED = (".bin", ".pt")
 N_SHOWN = 6
+MOST_TOKENS = 2**24
+"""Of a vocabulary: far more than any has, and few enough to be listed."""
+MAPS = ("d2t", "t2d")
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+WHOLE = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+"""What weights, and what the MAPS between vocabularies, may hold: any other type would be cast to something else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,12 +94,15 @@ def load_net(
     """The network of `config`, in the precision of its tensor `like` in the file (float16 becomes float32).
 
     `theirs` turns our name of a tensor into the file's. `d2t` and `t2d` are as in `ReducedVocab`. Raises
-    ModelFileError, in the file's names, for tensors that do not fit the configuration.
+    ModelFileError, in the file's names, for sizes of which there is no network, for tensors that do not fit the
+    configuration, and for weights that are no finite numbers.
     """
     size, draft_size = config.vocab_size, config.draft_vocab_size
-    with torch.device("meta"):
-        unknown = ReducedVocab(torch.empty(draft_size, dtype=torch.int64), size)
-        ours = {theirs(name): (name, tuple(t.shape)) for name, t in make(config, unknown).state_dict().items()}
+    if size > MOST_TOKENS:
+        raise ModelFileError(f"{files.config.path}: vocab_size is {size}, allowed are 1 to {MOST_TOKENS}")
+    unknown = ReducedVocab(torch.empty(draft_size, dtype=torch.int64, device="meta"), size)
+    states = _without_storage(files, what, config, make, unknown).state_dict()
+    ours = {theirs(name): (name, tuple(t.shape)) for name, t in states.items()}
     shapes = {name: shape for name, (_, shape) in ours.items()}
     d2t, t2d = {"d2t": (draft_size,)}, {"t2d": (size,)}
     required, optional = (shapes | d2t, t2d) if draft_size < size else (shapes, d2t | t2d)
@@ -101,21 +112,52 @@ def load_net(
         vocab = ReducedVocab.from_tensors(str(files.path), tensors["d2t"], tensors.get("t2d"), size)
     dtype = tensors[theirs(like)].dtype
     dtype = dtype if dtype in (torch.float32, torch.bfloat16) else torch.float32
-    with torch.device("meta"):
-        net = make(config, vocab)
-    net.load_state_dict({name: tensors[their].to(dtype) for their, (name, _) in ours.items()}, assign=True)
+    weights = {name: tensors[their].to(dtype) for their, (name, _) in ours.items()}
+    for their, (name, _) in ours.items():
+        if not bool(weights[name].isfinite().all()):
+            raise ModelFileError(f"{files.path}: tensor {their} holds NaN or infinite numbers. Fetch it again")
+    net = _without_storage(files, what, config, make, vocab)
+    net.load_state_dict(weights, assign=True)
     return net
+
+
+def _without_storage(
+    files: HeadFiles, what: str, config: C, make: Callable[[C, ReducedVocab], N], vocab: ReducedVocab
+) -> N:
+    """The network on the meta device. Raises ModelFileError for sizes of which torch makes no tensor."""
+    try:
+        with torch.device("meta"):
+            return make(config, vocab)
+    except RuntimeError as error:
+        reason = str(error).strip().splitlines()[0][:120]
+        raise ModelFileError(
+            f"{files.config.path}: {what} of these sizes cannot be made ({reason}). Fetch it again, or correct it"
+        ) from None
 
 
 def stated_target(config: JsonObject, elsewhere: object) -> dict[str, str | None]:
     """What a configuration says of its head's target, under the names of `TrainedFor`'s makers: `target_name` (ours, or
-    the one found `elsewhere`) and `vocabulary_sha256`."""
-    ours = config.child("outrider")
-    name, vocabulary = ours.values.get("target") or elsewhere, ours.values.get("vocabulary_sha256")
-    return {
-        "target_name": name if isinstance(name, str) else None,
-        "vocabulary_sha256": vocabulary if isinstance(vocabulary, str) else None,
-    }
+    the one found `elsewhere`) and `vocabulary_sha256`; where it is silent, what the card beside it says.
+
+    Raises ModelFileError for a card that says something else.
+    """
+    ours, card = config.child("outrider"), read_card(config.path.parent)
+    said = (ours.values.get("target") or elsewhere, ours.values.get("vocabulary_sha256"))
+    name, vocabulary = (value if isinstance(value, str) else None for value in said)
+    if card is not None:
+        if name and card.target and not same_model(name, card.target):
+            raise _contradicted(config, "target", card.target, name)
+        if vocabulary and card.vocabulary_sha256 and vocabulary != card.vocabulary_sha256:
+            raise _contradicted(config, "vocabulary_sha256", card.vocabulary_sha256, vocabulary)
+        name, vocabulary = name or card.target, vocabulary or card.vocabulary_sha256
+    return {"target_name": name, "vocabulary_sha256": vocabulary}
+
+
+def _contradicted(config: JsonObject, key: str, told: str, stated: str) -> ModelFileError:
+    return ModelFileError(
+        f"{config.path.with_name(CARD)}: {key!r} is {told[:60]!r}, and {CONFIG} says {stated[:60]!r}: one of them "
+        "belongs to another head. Fetch both again"
+    )
 
 
 def target_json(name: str | None, vocabulary_sha256: str | None) -> dict[str, object]:
@@ -148,8 +190,8 @@ def check_tensors(
     optional: Mapping[str, tuple[int, ...]],
     ignored: Iterable[str] = (),
 ) -> dict[str, Tensor]:
-    """The tensors of `files` without those `ignored`. Raises ModelFileError that names what is missing, unexpected or
-    of another shape."""
+    """The tensors of `files` without those `ignored`. Raises ModelFileError that names what is missing, unexpected, or
+    of another shape or type."""
     tensors = {name: tensor for name, tensor in files.tensors.items() if name not in set(ignored)}
     if missing := [name for name in required if name not in tensors]:
         raise ModelFileError(
@@ -165,6 +207,12 @@ def check_tensors(
         if tuple(tensor.shape) != expected[name]:
             shapes = f"shape {list(tensor.shape)}, and {CONFIG} says {list(expected[name])}"
             raise ModelFileError(f"{files.path}: tensor {name} has {shapes}")
+        if tensor.dtype not in (allowed := WHOLE if name in MAPS else FLOATS):
+            supported = ", ".join(str(dtype).removeprefix("torch.") for dtype in allowed)
+            raise ModelFileError(
+                f"{files.path}: tensor {name} holds {tensor.dtype}, supported are {supported}. Take the head in one of "
+                "these"
+            )
     return tensors
 
 
@@ -203,7 +251,19 @@ def _load_pickle(path: Path) -> dict[str, Tensor]:
         ) from None
     if not isinstance(loaded, dict) or not all(isinstance(v, Tensor) for v in loaded.values()):
         raise ModelFileError(f"{path} holds no dictionary of tensors. Take a .safetensors file")
+    if odd := [str(name) for name, tensor in loaded.items() if not _is_dense(tensor)]:
+        raise ModelFileError(
+            f"{path} lacks numbers of {_listed(odd)}: sparse, nested and quantised tensors are not supported, nor any "
+            "without storage of their own. Take a .safetensors file"
+        )
     return {str(name): tensor for name, tensor in loaded.items()}
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    """Whether every one of its numbers is there, as it is."""
+    plain = tensor.layout is torch.strided and not (tensor.is_nested or tensor.is_quantized)
+    stored = plain and tensor.device.type == "cpu"
+    return stored and tensor.numel() * tensor.element_size() <= tensor.untyped_storage().nbytes()
 
 
 def _listed(names: list[str]) -> str:

@@ -71,7 +71,7 @@ def _read_config(files: HeadFiles) -> MedusaConfig:
     n_heads = _count(config, "medusa_num_heads", present)
     n_layers = _count(config, "medusa_num_layers", 1)
     lm_head = files.tensors.get(f"0.{n_layers}.weight")
-    rows = None if lm_head is None else lm_head.shape[0]
+    rows = lm_head.shape[0] if lm_head is not None and lm_head.dim() else None
     vocab_size = config.whole("vocab_size", rows if "d2t" not in files.tensors else None)
     draft_vocab_size = config.whole("draft_vocab_size", vocab_size if rows is None else rows)
     if not 1 <= draft_vocab_size <= vocab_size < 2**31:

@@ -28,11 +28,14 @@ def common_fields(
     draft_vocab_size = config.whole("draft_vocab_size", vocab_size)
     if not 1 <= draft_vocab_size <= vocab_size < 2**31:
         raise ModelFileError(f"{config.path}: draft_vocab_size {draft_vocab_size} of a vocabulary of {vocab_size}")
+    target_hidden_size = config.whole("target_hidden_size", layer.hidden_size)
+    if not 1 <= target_hidden_size < 2**31:
+        raise ModelFileError(f"{config.path}: target_hidden_size is {target_hidden_size}, allowed are 1 to {2**31 - 1}")
     return {
         "layer": layer,
         "vocab_size": vocab_size,
         "draft_vocab_size": draft_vocab_size,
-        "target_hidden_size": config.whole("target_hidden_size", layer.hidden_size),
+        "target_hidden_size": target_hidden_size,
         "own_embedding": theirs("embed_tokens.weight") in files.tensors,
         "own_head": theirs("lm_head.weight") in files.tensors,
         **stated_target(config, verifier.values.get("name_or_path")),
