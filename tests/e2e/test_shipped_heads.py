@@ -16,13 +16,15 @@ from safetensors.torch import load_file, save_file
 from outrider import LLM, SamplingParams, Speculation
 from outrider.bench import bandwidth
 from outrider.cli.main import main
+from outrider.core.draft import Draft, SeqDraft
 from outrider.core.types import Decision
+from outrider.drafters.block_drafter import BlockDrafter
 from outrider.drafters.block_files import write_block
 from outrider.drafters.eagle3_files import write_eagle3
 from outrider.drafters.head_card import CardTest, write_card
 from outrider.engine import shipped
 from outrider.engine.opening import identity_of, open_model
-from outrider.errors import ConfigError, ModelFileError
+from outrider.errors import ConfigError, ModelFileError, PairingError
 from tests.tiny_block import random_block
 from tests.tiny_folder import EOS, write_tiny_model
 from tests.tiny_head import random_head
@@ -253,8 +255,54 @@ def test_prompts_that_the_target_cannot_be_asked_are_left_out(load: Callable[...
     assert [(d.value, "1 of 3 prompts" in d.reason) for d in decisions(llm, "head test")] == [("passed", True)]
     change_card(heads / "dspark", prompts=[[999]])
     llm = load(drafter="dspark")
-    assert [(d.value, "0 of 1 prompts" in d.reason) for d in decisions(llm, "head test")] == [("FAILED", True)]
-    assert SCRAMBLED in llm.warnings[0]
+    assert [(d.value, "none of the 1 prompts" in d.reason) for d in decisions(llm, "head test")] == [
+        ("not tried", True)
+    ]
+    assert "could not be tried" in llm.warnings[0]
+    assert SCRAMBLED not in llm.warnings[0]
+
+
+def test_a_head_that_drafts_nothing_fails(
+    load: Callable[..., LLM], heads: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        BlockDrafter, "propose", lambda self, seqs, *_: Draft([SeqDraft.empty(self.name) for _ in seqs])
+    )
+    [tried] = decisions(load(drafter="dspark"), "head test")
+    assert (tried.value, "acceptance length 1.00 (nothing was drafted) on 3 of 3" in tried.reason) == ("FAILED", True)
+
+
+def test_a_head_whose_numbers_are_none_is_refused_whatever_its_card_says(load: Callable[..., LLM], heads: Path) -> None:
+    tensors = {name: tensor * torch.nan for name, tensor in load_file(heads / "eagle3" / "model.safetensors").items()}
+    maps = {name: tensor for name, tensor in load_file(heads / "eagle3" / "model.safetensors").items() if "2" in name}
+    save_file(tensors | maps, heads / "eagle3" / "model.safetensors")
+    with pytest.raises(ModelFileError, match=r"model\.safetensors: tensor \S+ holds NaN or infinite numbers"):
+        load(drafter="eagle3")
+
+
+def test_a_card_of_another_head_is_refused(load: Callable[..., LLM], heads: Path) -> None:
+    """Of another kind; or of another target than the one that it is loaded for, or than its configuration names."""
+    card, config = heads / "dspark" / "card.json", heads / "dspark" / "config.json"
+    sound, fields = card.read_text(), json.loads(config.read_text())
+    given: dict[str, Any] = {"drafter": "dspark", "draft_model": str(heads / "dspark")}
+    change_card(heads / "dspark", drafter="eagle3")
+    with pytest.raises(PairingError, match=r"says that it is a head of eagle3, and it was asked for as one of dspark"):
+        load(**given)
+    card.write_text(sound)
+    for key, other in (("target", "qwen"), ("vocabulary_sha256", "ab" * 32)):
+        change_card(heads / "dspark", **{key: other})
+        with pytest.raises(ModelFileError, match=rf"card\.json: '{key}' is '{other[:9]}.*config\.json says"):
+            load(**given)
+        silent = {**fields, "outrider": {**fields["outrider"], key: None}}
+        config.write_text(json.dumps(silent))
+        with pytest.raises(PairingError, match="was trained for"):
+            load(**given)
+        config.write_text(json.dumps(fields))
+        card.write_text(sound)
+    change_card(heads / "dspark", target="qwen")
+    config.write_text(json.dumps({**fields, "outrider": {"target": None, "vocabulary_sha256": None}}))
+    llm = load(**given, drafter_options={"dspark": {"other_target": True}})
+    assert [d.value for d in decisions(llm, "head test")] == ["passed"]
 
 
 @pytest.mark.parametrize(
@@ -266,7 +314,10 @@ def test_prompts_that_the_target_cannot_be_asked_are_left_out(load: Callable[...
         ({"prompts": [[-1]]}, "test.prompts is no list of prompts"),
         ({"max_tokens": 0}, "'max_tokens' is 0, expected a whole number >= 1"),
         ({"acceptance_length": "long"}, "'acceptance_length' is 'long', expected a finite number"),
+        ({"acceptance_length": -5}, "'acceptance_length' is -5.0, expected a number from 1 to 4 (k + 1)"),
+        ({"acceptance_length": 4.01}, "'acceptance_length' is 4.01, expected a number from 1 to 4 (k + 1)"),
         ({"target": 7}, "'target' is '7', expected text"),
+        ({"drafter": 7}, "'drafter' is '7', expected text"),
         ({"test": 7}, "'test' is '7', expected an object"),
         (None, "its JSON cannot be read"),
     ],

@@ -37,7 +37,7 @@ class CardTest:
 @dataclass(frozen=True, slots=True)
 class HeadCard:
     """What of a card is read again. None: it does not say; `k` and `min_confidence` are what it recommends,
-    `by_default` whether the head is to draft where no drafter was asked for."""
+    `by_default` whether the head is to draft where no drafter was asked for, `drafter` what kind of head it is."""
 
     test: CardTest
     target: str | None
@@ -45,6 +45,7 @@ class HeadCard:
     k: int | None
     min_confidence: float | None = None
     by_default: bool = True
+    drafter: str | None = None
 
 
 def write_card(folder: Path, card: Mapping[str, object], test: CardTest) -> None:
@@ -68,17 +69,25 @@ def read_card(head: Path) -> HeadCard | None:
         tuple(tuple(prompt) for prompt in prompts),
         _positive(test, "max_tokens"),
         _positive(test, "k"),
-        test.number("acceptance_length"),
+        _acceptance_length(test),
     )
-    target, hash_ = (card.text(key, "") or None for key in ("target", "vocabulary_sha256"))
+    target, hash_, drafter = (card.text(key, "") or None for key in ("target", "vocabulary_sha256", "drafter"))
     k = _positive(card, "k") if "k" in card.values else None
-    return HeadCard(told, target, hash_, k, _min_confidence(card), card.boolean("by_default", True))
+    return HeadCard(told, target, hash_, k, _min_confidence(card), card.boolean("by_default", True), drafter)
 
 
 def _positive(values: JsonObject, key: str) -> int:
     value = values.whole(key)
     if value < 1:
         raise ModelFileError(f"{values.path}: {key!r} is {value}, expected a whole number >= 1")
+    return value
+
+
+def _acceptance_length(test: JsonObject) -> float:
+    """Of rounds that end with a token of the target's own behind at most k drafted ones."""
+    value, most = test.number("acceptance_length"), test.whole("k") + 1
+    if not 1 <= value <= most:
+        raise ModelFileError(f"{test.path}: 'acceptance_length' is {value}, expected a number from 1 to {most} (k + 1)")
     return value
 
 

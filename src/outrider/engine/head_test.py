@@ -14,6 +14,7 @@ from outrider.drafters.head_card import CARD
 from outrider.engine.engine import Engine
 from outrider.engine.opening import OpenedHead
 from outrider.engine.request import Request
+from outrider.errors import PairingError
 
 MOST_AT_ONCE = 8
 
@@ -43,19 +44,34 @@ def answer_all(
 
 
 def try_head(head: OpenedHead, target: LanguageModel, drafter: Drafter) -> tuple[Decision, str | None]:
-    """What the head's test gave, and a warning where it is not what the card says."""
+    """What the head's test gave, and a warning where it is not what the card says. Raises PairingError for a card that
+    is of another kind of head."""
     if head.card is None:
         return Decision("head test", "none", f"the head {head.name} has no {CARD} to try it on"), None
+    if head.card.drafter not in (None, drafter.name):
+        raise PairingError(
+            f"the {CARD} of the head {head.name} says that it is a head of {head.card.drafter}, and it was asked for "
+            f"as one of {drafter.name}: ask for {head.card.drafter}, or take another head"
+        )
     test = head.card.test
     longest = target.context_length - test.max_tokens - 1
     usable = [p for p in test.prompts if max(p) < target.vocab_size and len(p) <= longest]
+    if not usable:
+        why = (
+            f"none of the {len(test.prompts)} prompts of its card can be put to {target.name}, which knows "
+            f"{target.vocab_size} tokens and has room for {max(longest, 0)} of them and an answer of {test.max_tokens}"
+        )
+        return Decision("head test", "not tried", f"{drafter.name}: it could not be tried: {why}"), (
+            f"the draft head {head.name} could not be tried: {why}. Answers stay right; fetch the head again, or load "
+            "the target that it was trained for"
+        )
     params = SamplingParams(max_tokens=test.max_tokens)
-    found = answer_all(target, full_length(drafter), usable, [params] * len(usable), test.k).acceptance_length
+    stats = answer_all(target, full_length(drafter), usable, [params] * len(usable), test.k)
     reached = (
-        f"acceptance length {found:.2f} on {len(usable)} of {len(test.prompts)} prompts of its card, which says "
-        f"{test.acceptance_length:.2f}"
+        f"acceptance length {stats.acceptance_length:.2f}{'' if stats.drafted else ' (nothing was drafted)'} on "
+        f"{len(usable)} of {len(test.prompts)} prompts of its card, which says {test.acceptance_length:.2f}"
     )
-    if usable and test.passes(found):
+    if test.passes(stats.acceptance_length):
         return Decision("head test", "passed", f"{drafter.name}: {reached}"), None
     return Decision("head test", "FAILED", f"{drafter.name}: {reached}"), (
         f"the draft head {head.name} looks wrong for this target: {reached}, at K = {test.k}. Answers stay right and "
