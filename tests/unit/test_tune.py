@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 
 from outrider import LLM, SamplingParams
+from outrider.bench.interval import Interval
 from outrider.bench.lanes import Lane
 from outrider.bench.measure import bench
-from outrider.bench.summary import ALL, summarise
+from outrider.bench.summary import ALL, between, summarise
 from outrider.core.draft import SeqDraft
 from outrider.drafters.draft_model import DraftModelDrafter
 from outrider.drafters.fixed import FixedDrafter
@@ -19,7 +21,7 @@ from outrider.engine.prompt_file import Conversation
 from outrider.errors import ConfigError
 from outrider.tune.budget import Load, fit, spread
 from outrider.tune.configuration import read_configuration, write_configuration
-from outrider.tune.predict import Candidate, predict, profiles
+from outrider.tune.predict import Candidate, on_paper, predict, profiles
 from outrider.tune.record import Asked, record
 from outrider.tune.replay import replay, rounds
 from outrider.tune.run import Wanted, tune
@@ -127,28 +129,77 @@ def test_predictions_are_tokens_over_given_costs():
     assert next(p.by_position[:2] for p in profiles(recorded, ["good"])) == [1.0, 1.0]
 
 
-def test_the_verdict_is_the_fastest_that_was_measured():
+@pytest.fixture
+def predicted():
+    """Of a drafter that is always right, with 2 and 4 draft tokens."""
     llm = llm_of(good=scripted(lambda position: True))
-    predicted = predict(
-        record(llm, encoded(llm), SamplingParams(max_tokens=24), ["good"], 4, "greedy"), ["good"], [2, 4], FLAT
-    )
-    found = [
-        Check("plain", 1, 1, 1, 1, 0, 0),
-        Check("good K=4", 5, 2, 5, 1.2, 0, 0),
-        Check("good K=2", 3, 4, 3, 1.5, 0, 0),
-    ]
-    verdict = decide(predicted, found, lambda one: pytest.fail("nothing is missing"))
+    recorded = record(llm, encoded(llm), SamplingParams(max_tokens=24), ["good"], 4, "greedy")
+    return predict(recorded, ["good"], [2, 4], FLAT)
+
+
+def measured(lane, ratio, *, differing=0, diverged=0, **more):
+    """A check of this lane, its prediction far off."""
+    return Check(lane, 3, ratio, 3, ratio, differing, diverged, **({"prompts": 20} | more))
+
+
+def decided(predicted, found, doubts=(), *, between=None):
+    paper = on_paper(predicted.candidates[0], FLAT, 10, greedy=True)
+    return decide(predicted, found, lambda one: paper, lambda lane, other: (between or {}).get(other), doubts)
+
+
+def test_the_verdict_is_the_fastest_that_was_measured(predicted):
+    found = [measured("plain", 1.0), measured("good K=4", 1.2), measured("good K=2", 1.5)]
+    verdict = decided(predicted, found)
     assert (verdict.chosen, verdict.ratio, verdict.measured) == (Candidate("good", 2), 1.5, True)
-    assert verdict.sentence == "Use good with 2 draft tokens a round: 1.50 x plain (measured)."
-    wrong = [*found[:2], Check("good K=2", 3, 4, 3, 9.5, 0, 0, implausible=True)]
-    verdict = decide(predicted, wrong, lambda one: pytest.fail("nothing is missing"), ["the machine was busy"])
+    assert verdict.sentence == "Use good with 2 draft tokens a round: 1.50 x plain (measured on 20 prompts)."
+    wrong = [*found[:2], measured("good K=2", 9.5, implausible=True)]
+    verdict = decided(predicted, wrong, ["the machine was busy"])
     assert (verdict.chosen, verdict.ratio) == (Candidate("good", 4), 1.2)
     assert any("measured at 9.50 x, more than its tokens a round can give" in reason for reason in verdict.reasons)
     assert verdict.sentence.endswith("Provisional: the machine was busy.")
-    changed = [*found[:2], Check("good K=2", 3, 4, 3, 1.5, 1, 1)]
-    verdict = decide(predicted, changed, lambda one: pytest.fail("nothing is missing"))
+    changed = [*found[:2], measured("good K=2", 1.5, differing=1, diverged=1)]
+    verdict = decided(predicted, changed)
     assert verdict.chosen == Candidate("good", 4)
     assert any("changed 1 answer" in reason for reason in verdict.reasons)
+
+
+def test_a_verdict_is_no_firmer_than_its_figures(predicted):
+    found = [measured("plain", 1.0), measured("good K=4", 1.2), measured("good K=2", 1.25, interval=Interval(1.1, 1.4))]
+    verdict = decided(predicted, found, between={"good K=4": Interval(0.9, 1.2)})
+    figures = "1.25 x plain (measured on 20 prompts, 95 % interval 1.10..1.40)"
+    assert verdict.sentence == f"Use good with 2 draft tokens a round: {figures}; good K=4 is equal here."
+    assert (verdict.equal, verdict.doubts) == (("good K=4",), ())
+    assert verdict.to_json()["interval"] == [1.1, 1.4]
+    apart = decided(predicted, found, between={"good K=4": Interval(1.01, 1.2)})
+    assert (apart.equal, "equal" in apart.sentence) == ((), False)
+    wide = decided(predicted, [*found[:2], measured("good K=2", 1.25, prompts=5, interval=Interval(0.98, 1.6))])
+    doubt = "the interval includes 1, so neither a gain nor a loss is shown; more prompts or --repeat 3 may tell"
+    assert (wide.chosen, wide.doubts) == (Candidate("good", 2), (doubt,))
+    few = decided(predicted, [*found[:2], measured("good K=2", 1.25, prompts=3)])
+    assert few.sentence.endswith("Provisional: 3 prompts are too few to decide, give 4 or more.")
+    hung = decided(predicted, [*found[:2], measured("good K=2", 1.25, undecided="it hangs on how one counts")])
+    assert hung.sentence.endswith("Provisional: it hangs on how one counts.")
+    off = decided(predicted, [found[0], measured("good K=2", 0.9, interval=Interval(0.7, 0.99))])
+    assert (off.chosen, off.doubts) == (None, ())
+    off = decided(predicted, [found[0], measured("good K=2", 0.9, interval=Interval(0.7, 1.2))])
+    assert (off.chosen, off.doubts) == (None, (doubt,))
+
+
+def test_reasons_are_measured_where_something_was():
+    llm = llm_of(good=scripted(lambda position: True), bad=scripted(lambda position: False))
+    recorded = record(llm, encoded(llm), SamplingParams(max_tokens=24), ["good", "bad"], 4, "greedy")
+    predicted = predict(recorded, ["good", "bad"], [2, 4], FLAT)
+    round_ = {"tokens_per_round": 3.0, "target_share": 0.7, "draft_share": 0.1}
+    found = [measured("plain", 1.0), measured("good K=4", 1.5, **round_), measured("bad K=4", 0.8)]
+    reasons = decided(predicted, found).reasons
+    assert reasons == (
+        "good K=4 gives 3.00 tokens a round, and its round costs 2.00 plain rounds (measured: 70% target pass, 10% "
+        "drafting, 20% sampling and Python)",
+        "bad K=4, the best of bad, was measured at 0.80 x",
+    )
+    reasons = decided(predicted, []).reasons
+    assert "plain rounds (predicted: " in reasons[0]
+    assert reasons[1].startswith("bad K=2, the best of bad, is predicted at 0.")
 
 
 def wanted(measure=0):
@@ -178,6 +229,23 @@ def test_the_best_are_measured_beside_plain_and_compared_with_their_prediction()
         assert check.error == pytest.approx(check.predicted_tok_s / check.measured_tok_s - 1)
     assert tuned.checks[1].predicted_ratio == pytest.approx(12 / 3)
     assert tuned.verdict.measured
+    assert tuned.checks[1].tokens_per_round == 4
+    assert [check.prompts for check in tuned.checks] == [0, 3, 3]
+    assert "3 prompts are too few to decide, give 4 or more" in tuned.verdict.doubts
+    assert tuned.verdict.interval is None
+
+
+def test_lanes_that_gave_the_same_cannot_be_told_apart():
+    llm = llm_of(good=scripted(lambda position: True), bad=scripted(lambda position: True))
+    many = [Conversation(str(number), "prose", ("ab" * number,)) for number in range(1, 6)]
+    lanes = [Lane("good", 4, "greedy"), Lane("bad", 4, "greedy"), Lane("good", 1, "greedy")]
+    found = bench(llm, many, SamplingParams(max_tokens=12), lanes, raw=True, warm_up=0)
+    speed = {"plain": 1.0, "good K=4": 1.2, "bad K=4": 1.2, "good K=1": 1.1}
+    runs = [replace(run, decode_s=run.tokens / speed[run.lane]) for run in found.runs]
+    found = replace(found, runs=runs)
+    assert between(found, "good K=4", "bad K=4") == Interval(1.0, 1.0)
+    assert between(found, "good K=4", "good K=1") == Interval(pytest.approx(12 / 11), pytest.approx(12 / 11))
+    assert between(replace(found, runs=[run for run in runs if run.prompt < "4"]), "good K=4", "bad K=4") is None
 
 
 def test_a_budget_takes_prompts_from_every_category():

@@ -17,6 +17,8 @@ MATTERS = 1.02
 AGREE = 1.1
 """Ratios of one speed-up that are further apart than this factor show that it hangs on how one counts."""
 
+TOO_FEW = f"too few to decide, give {ENOUGH} or more"
+OPEN = "neither a gain nor a loss is shown; more prompts or --repeat 3 may tell"
 BUSY = "the machine was busy: measure again when it is idle"
 BUILT_IN = "the built-in prompts favour copying: decide on your own prompts (--prompts)"
 
@@ -134,7 +136,7 @@ def _said(summary: LaneSummary, found: Finding, kinds: Seq[LaneSummary], *, firs
     if doubted:
         return figures
     if speedup.rows < ENOUGH:
-        return f"{figures}: too few to decide, give {ENOUGH} or more"
+        return f"{figures}: {TOO_FEW}"
     return f"{figures}: {_advice(speedup, found)}{_by_kind(kinds)}"
 
 
@@ -145,7 +147,7 @@ def _advice(speedup: Speedup, found: Finding) -> str:
         return "leave it off"
     if round(speedup.by_prompt.q1, 2) > 1:
         return "a gain too small to matter"
-    return "the spread includes 1, so neither a gain nor a loss is shown; more prompts or --repeat 3 may tell"
+    return f"the spread includes 1, so {OPEN}"
 
 
 def _by_kind(kinds: Seq[LaneSummary]) -> str:

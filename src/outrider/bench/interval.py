@@ -38,6 +38,9 @@ class Interval:
     def __contains__(self, value: float) -> bool:
         return self.low <= value <= self.high
 
+    def __str__(self) -> str:
+        return f"{self.low:.2f}..{self.high:.2f}"
+
     def to_json(self) -> list[float]:
         return [self.low, self.high]
 

@@ -38,6 +38,6 @@ def _cells(s: LaneSummary) -> list[str]:
         "" if plain or s.draft_steps is None else f"{s.draft_steps:.2f}",
         "" if s.tok_s is None else f"{s.tok_s.median:.1f}",
         "1" if plain else "" if speedup is None else f"{speedup.by_prompt.median:.2f}",
-        "" if interval is None else f"{interval.low:.2f}..{interval.high:.2f}",
+        "" if interval is None else str(interval),
         equal or "",
     ]

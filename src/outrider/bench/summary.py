@@ -156,6 +156,21 @@ def summarise(measured: Measured) -> list[LaneSummary]:
     return [_summary(measured, lane, group) for lane in measured.lane_names for group in groups]
 
 
+def between(measured: Measured, lane: str, other: str) -> Interval | None:
+    """Of the speed-up of totals of one lane over another, on the prompts that both answered as plain did."""
+    mine, theirs = (
+        {row.prompt: row for row in _rows([run for run in measured.runs if run.lane == name]) if row.decode_s > 0}
+        for name in (lane, other)
+    )
+    shared = [
+        (row, theirs[prompt])
+        for prompt, row in mine.items()
+        if prompt in theirs and not {(lane, prompt), (other, prompt)} & measured.differences.keys()
+    ]
+    parts = [(one.tokens, one.decode_s, two.tokens, two.decode_s) for one, two in shared]
+    return ratio_interval([one.question for one, _ in shared], parts)
+
+
 def lengths(measured: Measured) -> dict[str, object]:
     """How long prompts and plain answers are, in tokens, and the longest context there was."""
     plain = [run for run in measured.runs if run.lane == PLAIN and run.repetition == 0]

@@ -305,7 +305,7 @@ def _quartiles(spread: Spread | None, form: str) -> str:
 
 
 def _bounds(interval: Interval | None) -> str:
-    return "-" if interval is None else f"{interval.low:.2f}..{interval.high:.2f}"
+    return "-" if interval is None else str(interval)
 
 
 def _factor(value: float | None) -> str:

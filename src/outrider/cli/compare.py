@@ -51,7 +51,7 @@ def _cells(change: Change) -> list[str]:
         _figure(change.speedup_before),
         _figure(change.speedup_after),
         _figure(change.factor),
-        "-" if interval is None else f"{interval.low:.2f}..{interval.high:.2f}",
+        "-" if interval is None else str(interval),
         str(change.prompts),
         change.finding,
     ]

@@ -7,10 +7,12 @@ from collections.abc import Sequence as Seq
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 
+from outrider.bench.interval import Interval
 from outrider.bench.lanes import Lane
 from outrider.bench.measure import Measured, bench
 from outrider.bench.peer import Peer
-from outrider.bench.summary import LaneSummary, summarise
+from outrider.bench.summary import LaneSummary, between, summarise
+from outrider.bench.tables import summary_notes
 from outrider.control.cost_model import CostModel
 from outrider.core.types import SamplingParams
 from outrider.engine.llm import LLM
@@ -71,7 +73,7 @@ class Tuned:
             said.append(f"drafter {name} failed and was left out: {why}")
         silent = [p.drafter for p in self.profiles[0] if p.category == "all" and not any(p.by_position)]
         said += [f"drafter {name}: not one draft token would have been kept" for name in silent]
-        return said + (self.measured.notes if self.measured else [])
+        return said + (self.measured.notes if self.measured else []) + summary_notes(self.summaries)
 
 
 def tune(
@@ -109,7 +111,10 @@ def tune(
     def paper_of(prediction: Prediction) -> OnPaper:
         return on_paper(prediction, costs, context, greedy=first.record.rule == "greedy")
 
-    verdict = decide(first, found, paper_of, doubts)
+    def between_lanes(lane: str, other: str) -> Interval | None:
+        return between(measured, lane, other) if measured else None
+
+    verdict = decide(first, found, paper_of, between_lanes, doubts)
     return Tuned(
         wanted,
         share,

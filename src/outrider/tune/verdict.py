@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from outrider.bench.conclusion import MATTERS
+from outrider.bench.conclusion import MATTERS, OPEN, TOO_FEW, why_undecided
+from outrider.bench.interval import ENOUGH, LEVEL, Interval
 from outrider.bench.lanes import PLAIN
 from outrider.bench.summary import ALL, LaneSummary
 from outrider.tune.predict import Candidate, OnPaper, Predicted, Prediction
@@ -16,6 +17,9 @@ from outrider.tune.predict import Candidate, OnPaper, Predicted, Prediction
 class Check:
     """Of what was measured: predicted and measured tokens a second, and ratios to plain. Errors are shares of the
     measured figure; None where there is nothing to compare with. `implausible`: faster than its tokens a round allow.
+
+    The measured ratio is over `prompts` prompts, `interval` its interval; `undecided` says why bench would decide
+    nothing on it. `tokens_per_round`, and of a round the shares of target passes and of drafting, as measured.
     """
 
     lane: str
@@ -26,6 +30,12 @@ class Check:
     differing: int | None
     diverged: int
     implausible: bool = False
+    prompts: int = 0
+    interval: Interval | None = None
+    undecided: str | None = None
+    tokens_per_round: float | None = None
+    target_share: float | None = None
+    draft_share: float | None = None
 
     @property
     def error(self) -> float | None:
@@ -37,15 +47,17 @@ class Check:
 
     def to_json(self) -> dict[str, object]:
         figures = {name: getattr(self, name) for name in self.__slots__}
-        return {**figures, "error": self.error, "ratio_error": self.ratio_error}
+        interval = self.interval.to_json() if self.interval else None
+        return {**figures, "interval": interval, "error": self.error, "ratio_error": self.ratio_error}
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """What to do: `chosen`, or None to leave speculation off. `ratio` is what it rests on, `measured` or predicted.
 
-    `about` is the fastest candidate, whether it is worth it or not; None where there was none to try. With `doubts` the
-    verdict is provisional.
+    `about` is the fastest candidate, whether it is worth it or not; None where there was none to try. `interval` is
+    that of the measured ratio; `equal` names the measured candidates that cannot be told apart from it. With `doubts`
+    the verdict is provisional.
     """
 
     about: Prediction | None
@@ -55,6 +67,8 @@ class Verdict:
     sentence: str
     reasons: tuple[str, ...]
     doubts: tuple[str, ...] = ()
+    interval: Interval | None = None
+    equal: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, object]:
         chosen = self.chosen
@@ -64,6 +78,8 @@ class Verdict:
             "k": chosen.k if chosen else 0,
             "ratio": self.ratio,
             "measured": self.measured,
+            "interval": self.interval.to_json() if self.interval else None,
+            "equal": list(self.equal),
             "sentence": self.sentence,
             "reasons": list(self.reasons),
             "provisional": bool(self.doubts),
@@ -83,8 +99,11 @@ def checks(predicted: Predicted, summaries: Seq[LaneSummary]) -> list[Check]:
                 continue
             tok_s, ratio = listed[0].replayed.tok_s, listed[0].ratio
             measured = summary.speedup.of_totals if summary.speedup else None
-        told = (summary.tok_s_total, ratio, measured, summary.differing, summary.diverged)
-        found.append(Check(summary.lane, tok_s, *told, implausible=summary.implausible))
+        told = (summary.tok_s_total, ratio, measured, summary.differing, summary.diverged, summary.implausible)
+        over = (summary.speedup.rows, summary.speedup.totals_interval) if summary.speedup else (0, None)
+        length = summary.stats.acceptance_length if summary.stats.rounds else None
+        shares = (length, summary.target_share, summary.draft_share)
+        found.append(Check(summary.lane, tok_s, *told, *over, why_undecided(summary), *shares))
     return found
 
 
@@ -92,62 +111,112 @@ def decide(
     predicted: Predicted,
     found: Seq[Check],
     on_paper: Callable[[Prediction], OnPaper],
+    between: Callable[[str, str], Interval | None],
     doubts: Seq[str] = (),
 ) -> Verdict:
     """The fastest of the measured candidates if it is worth switching on; of the predicted ones where none was
-    measured soundly. `on_paper` gives a candidate in the terms of the formulas; `doubts` make the verdict provisional.
+    measured soundly. `on_paper` gives a candidate in the terms of the formulas, `between` the interval of the speed-up
+    of one measured lane over another; `doubts`, and what the figures leave open, make the verdict provisional.
     """
     tried = [check for check in found if check.lane != PLAIN and check.measured_ratio]
     sound = [check for check in tried if not check.diverged and not check.implausible]
     if not predicted.candidates:
         return Verdict(None, None, 1.0, False, "Leave speculation off: no drafter could be tried.", (), tuple(doubts))
-    if sound:
-        fastest = max(sound, key=lambda check: check.measured_ratio or 0.0)
-        prediction = next(one for one in predicted.candidates if one.candidate.name == fastest.lane)
-        ratio, measured = fastest.measured_ratio or 0.0, True
-    else:
+    if not sound:
         prediction = predicted.candidates[0]
-        ratio, measured = prediction.ratio, False
-    how = "measured" if measured else "predicted, not measured soundly" if tried else "predicted, not measured"
-    later = f" Provisional: {', and '.join(doubts)}." if doubts else ""
-    reasons = [*_why(prediction), *_others(predicted, prediction), *_broken(found)]
-    if ratio >= MATTERS:
+        how = "predicted, not measured soundly" if tried else "predicted, not measured"
+        reasons = [*_why(prediction, None), *_others(predicted, prediction, sound), *_broken(found)]
+        made = Verdict(prediction, None, prediction.ratio, False, "", tuple(reasons), tuple(doubts))
+        return _said(made, how, on_paper)
+    fastest = max(sound, key=lambda check: check.measured_ratio or 0.0)
+    prediction = next(one for one in predicted.candidates if one.candidate.name == fastest.lane)
+    reasons = [*_why(prediction, fastest), *_others(predicted, prediction, sound), *_broken(found)]
+    equal = [check.lane for check in sound if check is not fastest and _same(between(fastest.lane, check.lane))]
+    every = (*doubts, *_left_open(fastest))
+    ratio = fastest.measured_ratio or 0.0
+    made = Verdict(prediction, None, ratio, True, "", tuple(reasons), every, fastest.interval, tuple(equal))
+    return _said(made, _measured(fastest), on_paper)
+
+
+def _said(made: Verdict, how: str, on_paper: Callable[[Prediction], OnPaper]) -> Verdict:
+    """With what is chosen, and in words; `how` says how its ratio is known."""
+    prediction = made.about
+    assert prediction is not None
+    figure = f"{made.ratio:.2f} x plain ({how})"
+    later = f" Provisional: {', and '.join(made.doubts)}." if made.doubts else ""
+    if made.ratio >= MATTERS:
         candidate = prediction.candidate
-        sentence = f"Use {candidate.drafter} with {_tokens(candidate.k)} a round: {ratio:.2f} x plain ({how}).{later}"
-        return Verdict(prediction, candidate, ratio, measured, sentence, tuple(reasons), tuple(doubts))
-    best = f"the best candidate, {prediction.candidate.name}"
-    sentence = f"Leave speculation off: {best}, is {ratio:.2f} x plain ({how}).{later}"
-    if measured and prediction.ratio >= MATTERS:
+        same = f"; {' and '.join(made.equal)} {'are' if len(made.equal) > 1 else 'is'} equal here" if made.equal else ""
+        sentence = f"Use {candidate.drafter} with {_tokens(candidate.k)} a round: {figure}{same}.{later}"
+        return replace(made, chosen=candidate, sentence=sentence)
+    sentence = f"Leave speculation off: the best candidate, {prediction.candidate.name}, is {figure}.{later}"
+    if made.measured and prediction.ratio >= MATTERS:
         doubt = f"it was predicted at {prediction.ratio:.2f} x: the two disagree, so repeat this on an idle machine"
-        return Verdict(prediction, None, ratio, measured, sentence, (*reasons, doubt), tuple(doubts))
+        return replace(made, sentence=sentence, reasons=(*made.reasons, doubt))
     missing = _what_would_pay(on_paper(prediction))
-    return Verdict(prediction, None, ratio, measured, sentence, (*reasons, *missing), tuple(doubts))
+    return replace(made, sentence=sentence, reasons=(*made.reasons, *missing))
+
+
+def _measured(check: Check) -> str:
+    """How its ratio is known."""
+    interval = f", {100 * LEVEL:.0f} % interval {check.interval}" if check.interval else ""
+    return f"measured on {_prompts(check.prompts)}{interval}"
+
+
+def _left_open(check: Check) -> list[str]:
+    """Why bench would decide nothing on these figures."""
+    said = [check.undecided] if check.undecided is not None else []
+    if check.prompts < ENOUGH:
+        said.append(f"{_prompts(check.prompts)} {'are' if check.prompts > 1 else 'is'} {TOO_FEW}")
+    elif check.interval is not None and round(check.interval.low, 2) <= 1 and check.interval.high >= MATTERS:
+        said.append(f"the interval includes 1, so {OPEN}")
+    return said
+
+
+def _same(ratio: Interval | None) -> bool:
+    """Whether the speed-up of one lane over another may be none."""
+    return ratio is not None and 1 in ratio
+
+
+def _prompts(count: int) -> str:
+    return f"{count} prompts" if count > 1 else "one prompt"
 
 
 def _tokens(k: int) -> str:
     return f"{k} draft token{'s' if k > 1 else ''}"
 
 
-def _why(prediction: Prediction) -> list[str]:
-    """The round of a candidate, in words."""
+def _why(prediction: Prediction, check: Check | None) -> list[str]:
+    """The round of a candidate, in words: as measured, where it was."""
     made = prediction.replayed
     round_s = max(made.seconds, 1e-12)
-    shares = {"target": made.pass_s / round_s, "draft": made.draft_s / round_s, "rest": made.other_s / round_s}
-    by = f"{shares['target']:.0%} target pass, {shares['draft']:.0%} drafting, {shares['rest']:.0%} sampling and Python"
-    tokens = made.stats.acceptance_length
+    tokens, ratio, how = made.stats.acceptance_length, prediction.ratio, "predicted"
+    target, draft = made.pass_s / round_s, made.draft_s / round_s
+    if check is not None and None not in (check.tokens_per_round, check.target_share, check.draft_share):
+        tokens, ratio, how = check.tokens_per_round or 0.0, check.measured_ratio or 0.0, "measured"
+        target, draft = check.target_share or 0.0, check.draft_share or 0.0
+    by = f"{target:.0%} target pass, {draft:.0%} drafting, {max(1 - target - draft, 0.0):.0%} sampling and Python"
+    cost = tokens / max(ratio, 1e-9)
     return [
-        f"{prediction.candidate.name} gives {tokens:.2f} tokens a round, and its round costs "
-        f"{tokens / max(prediction.ratio, 1e-9):.2f} plain rounds ({by})",
+        f"{prediction.candidate.name} gives {tokens:.2f} tokens a round, and its round costs {cost:.2f} plain rounds "
+        f"({how}: {by})"
     ]
 
 
-def _others(predicted: Predicted, chosen: Prediction) -> list[str]:
-    """The best of each other drafter."""
-    seen, said = {chosen.candidate.drafter}, []
+def _others(predicted: Predicted, chosen: Prediction, sound: Seq[Check]) -> list[str]:
+    """The best of each other drafter: of those that were measured, else of the predicted."""
+    measured = {check.lane: check.measured_ratio or 0.0 for check in sound}
+    by_drafter: dict[str, list[Prediction]] = {}
     for one in predicted.candidates:
-        if one.candidate.drafter not in seen:
-            seen.add(one.candidate.drafter)
-            said.append(f"{one.candidate.name}, the best of {one.candidate.drafter}, is predicted at {one.ratio:.2f} x")
+        by_drafter.setdefault(one.candidate.drafter, []).append(one)
+    said = []
+    for drafter, listed in by_drafter.items():
+        if drafter == chosen.candidate.drafter:
+            continue
+        best = max(listed, key=lambda one: measured.get(one.candidate.name, 0.0))  # the first where none was
+        name = best.candidate.name
+        known = f"was measured at {measured[name]:.2f} x" if name in measured else f"is predicted at {best.ratio:.2f} x"
+        said.append(f"{name}, the best of {drafter}, {known}")
     return said
 
 
