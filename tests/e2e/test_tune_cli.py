@@ -89,6 +89,19 @@ def test_the_report_is_whole_by_itself(tuned, document):
     assert page.count("<table>") == len(PLOTS) + 2
 
 
+def test_people_are_told_what_the_table_leaves_out_and_which_rule_runs(options, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "cache"))
+    few = ["-d", "ngram,suffix", "-k", "1,2,3,4,5", "--measure", "0", "--limit", "1", "--out", str(tmp_path / "out")]
+    assert main([option for option in options if option not in ("--k", "1,3")] + few) == 0
+    out, err = capsys.readouterr()
+    assert "the best 8 of 10 candidates; all are in the report" in out.splitlines()
+    assert "greedy at temperature 0, coupled above (the text does not depend on what is drafted)" in err
+    assert main(["tune", "--help"]) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert "auto (greedy at temperature 0, coupled above)" in told
+    assert "block above" not in told
+
+
 def test_costs_of_a_busy_hour_make_the_verdict_provisional(options, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr("os.cpu_count", lambda: 2)

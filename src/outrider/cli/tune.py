@@ -37,6 +37,13 @@ Temperatures = Annotated[
         help="Temperatures to record at; the verdict is made, and measured, at the first. [default: 0]",
     ),
 ]
+Rule = Annotated[
+    str,
+    typer.Option(
+        help="Acceptance rule: auto (greedy at temperature 0, coupled above), greedy, coupled; under others the text "
+        "depends on what is drafted, so above temperature 0 they are refused."
+    ),
+]
 Measure = Annotated[int, typer.Option(metavar="N", help="Candidates to measure, the fastest predicted ones; 0: none.")]
 Repeat = Annotated[int, typer.Option(metavar="N", help="Measured answers of each prompt in each lane.")]
 TimeBudget = Annotated[
@@ -59,7 +66,7 @@ def tune(
     drafter: common.DrafterNames = None,
     draft_model: common.DraftModel = None,
     k: Annotated[list[str] | None, common.draft_lengths(DEFAULT_KS)] = None,
-    rule: common.Rule = "auto",
+    rule: Rule = "auto",
     temperature: Temperatures = None,
     limit: Limit = None,
     category: Category = None,
@@ -104,7 +111,7 @@ def tune(
         category=category,
         target=target,
         draft_model=draft_model,
-        rule=rule,
+        rule="coupled" if rule == "auto" else rule,
         prompts=prompts,
         limit=limit,
         chat=chat,

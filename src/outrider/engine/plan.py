@@ -23,7 +23,8 @@ def plan_of(target: LoadedModel, draft: LoadedModel | None) -> list[Decision]:
 
 def plan_rule(rule: str) -> Decision:
     above = "none" if rule == "greedy" else resolve_rule(rule, greedy=False)
-    why = "block accepts most of a chain" if rule == "auto" else f"rule {rule!r} was asked for"
+    reasons = {"auto": "block accepts most of a chain", "coupled": "the text does not depend on what is drafted"}
+    why = reasons.get(rule, f"rule {rule!r} was asked for")
     return Decision("rule", f"greedy at temperature 0, {above} above", why)
 
 

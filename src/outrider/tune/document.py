@@ -11,6 +11,7 @@ from rich.text import Text
 from outrider.bench.measure import PEER
 from outrider.bench.summary import ALL, LaneSummary
 from outrider.core.types import Decision
+from outrider.tune.predict import Prediction
 from outrider.tune.run import Tuned
 from outrider.tune.verdict import Check
 
@@ -82,16 +83,20 @@ def _table(tuned: Tuned) -> Table:
     for name in ("predicted", "tok/s", "tokens a round", "measured", "tok/s", "error"):
         table.add_column(name, justify="right")
     found = {check.lane: check for check in tuned.checks}
-    ranked = tuned.first.candidates
-    shown = [one for i, one in enumerate(ranked) if i < SHOWN or one.candidate.name in found]
     plain = found.get("plain")
     table.add_row("plain", "1.00x", f"{tuned.first.plain[ALL].tok_s:.1f}", "1.00", *_measured(plain))
-    for one in shown:
+    for one in _shown(tuned):
         made = one.replayed
         length = f"{made.stats.acceptance_length:.2f}"
         cells = _measured(found.get(one.candidate.name))
         table.add_row(one.candidate.name, f"{one.ratio:.2f}x", f"{made.tok_s:.1f}", length, *cells)
     return table
+
+
+def _shown(tuned: Tuned) -> list[Prediction]:
+    """The best SHOWN candidates, and whatever else was measured."""
+    measured = {check.lane for check in tuned.checks}
+    return [one for i, one in enumerate(tuned.first.candidates) if i < SHOWN or one.candidate.name in measured]
 
 
 def _measured(check: Check | None) -> tuple[str, str, str]:
@@ -102,7 +107,10 @@ def _measured(check: Check | None) -> tuple[str, str, str]:
 
 
 def _lines(tuned: Tuned) -> Iterator[str]:
-    """Acceptance by drafter, other temperatures, the server."""
+    """What the table leaves out, acceptance by drafter, other temperatures, the server."""
+    shown, every = len(_shown(tuned)), len(tuned.first.candidates)
+    if shown < every:
+        yield f"the best {shown} of {every} candidates; all are in the report"
     for predicted, acceptance in zip(tuned.predicted, tuned.profiles, strict=True):
         at = f" at temperature {predicted.record.temperature:g}" if len(tuned.predicted) > 1 else ""
         for profile in acceptance:
