@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -13,14 +14,21 @@ from outrider.bench.lanes import Lane
 from outrider.bench.measure import bench
 from outrider.bench.summary import ALL, between, summarise
 from outrider.core.draft import SeqDraft
+from outrider.drafters.block_files import write_block
 from outrider.drafters.draft_model import DraftModelDrafter
+from outrider.drafters.eagle3_files import LAYOUTS as EAGLE3_LAYOUTS
+from outrider.drafters.eagle3_files import write_eagle3
 from outrider.drafters.fixed import FixedDrafter
+from outrider.drafters.medusa_files import write_medusa
+from outrider.drafters.mtp_files import LAYOUTS as MTP_LAYOUTS
+from outrider.drafters.mtp_files import write_mtp
 from outrider.drafters.ngram import NgramDrafter
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.engine.prompt_file import Conversation
 from outrider.errors import ConfigError
 from outrider.tune.budget import Load, fit, spread
 from outrider.tune.configuration import read_configuration, write_configuration
+from outrider.tune.drafters import possible_drafters
 from outrider.tune.predict import Candidate, on_paper, predict, profiles
 from outrider.tune.record import Asked, record
 from outrider.tune.replay import replay, rounds
@@ -28,6 +36,9 @@ from outrider.tune.run import Wanted, tune
 from outrider.tune.verdict import Check, decide
 from tests.given_costs import one_context
 from tests.tiny import byte_tokenizer, cycle_model, random_table
+from tests.tiny_block import DFLASH, DSPARK, random_block
+from tests.tiny_folder import write_tiny_model
+from tests.tiny_head import random_head, random_medusa, random_module
 
 PROMPTS = [
     Conversation("1", "code", ("abcab",)),
@@ -41,6 +52,33 @@ FLAT = one_context({1: 1.0, 2: 1.0, 16: 1.0}, {"good": [0.0] * 8, "bad": [0.1 * 
 @contextmanager
 def no_bar(what, steps):
     yield lambda: None
+
+
+HEADS = {
+    **{f"eagle3 {layout}": partial(write_eagle3, random_head(vocab=64), layout=layout) for layout in EAGLE3_LAYOUTS},
+    **{f"mtp {layout}": partial(write_mtp, random_module(vocab=64), layout=layout) for layout in MTP_LAYOUTS},
+    "medusa": partial(write_medusa, random_medusa(vocab=64)),
+    "dflash zlab": partial(write_block, random_block(vocab=64, **DFLASH), layout="zlab"),
+    "dflash speculators": partial(write_block, random_block(vocab=64, **DFLASH), layout="speculators"),
+    "dspark deepspec": partial(write_block, random_block(vocab=64, **DSPARK), layout="deepspec"),
+    "dspark speculators": partial(write_block, random_block(vocab=64, **DSPARK), layout="speculators"),
+}
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_a_head_without_a_card_is_known_by_its_configuration(tmp_path, head):
+    HEADS[head](folder=tmp_path)
+    [weights] = [path for path in tmp_path.iterdir() if path.name != "config.json"]
+    for given in (tmp_path, weights):
+        assert possible_drafters("target", str(given), []).names == ["ngram", "suffix", head.split()[0], "cascade"]
+
+
+def test_a_model_is_no_head_and_what_lies_here_is_not_a_name(tmp_path, monkeypatch):
+    models = ["ngram", "suffix", "draft_model", "cascade"]
+    assert possible_drafters("target", str(write_tiny_model(tmp_path / "model")), []).names == models
+    HEADS["medusa"](folder=tmp_path)
+    monkeypatch.chdir(tmp_path)
+    assert possible_drafters("target", "smollm2-135m", []).names == models
 
 
 def encoded(llm):

@@ -7,13 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from outrider.core.json_file import JsonObject
+from outrider.core.registry import drafter_names
 from outrider.core.types import Decision
 from outrider.drafters.head_card import CARD
+from outrider.drafters.head_files import CONFIG
 from outrider.drafters.head_fit import same_model
 from outrider.engine.opening import needs_of
 from outrider.engine.shipped import shipped_heads
 
 MODEL_FREE = ("ngram", "suffix")
+ARCHITECTURES = {"Eagle3": "eagle3", "DSpark": "dspark", "DFlash": "dflash"}
+"""Kinds of heads by what the names of their architectures hold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +50,28 @@ def _of(found: Seq[tuple[str, str]]) -> Possible:
 
 
 def _head_kind(draft_model: str) -> str | None:
-    """The drafter of the head in this folder, by its card; None where it is no head with a card."""
-    folder = Path(draft_model)
-    card = (folder if folder.is_dir() else folder.parent) / CARD
-    kind = JsonObject.read(card, optional=True).text("drafter", "") if card.is_file() else ""
-    return kind if kind and "head" in needs_of(kind) else None
+    """The drafter of the head in this folder or file, by its card, else by its configuration; None where it is no head,
+    or not on this machine."""
+    path = Path(draft_model).expanduser()
+    if not path.exists():
+        return None
+    folder = path if path.is_dir() else path.parent
+    card, config = (JsonObject.read(folder / name, optional=True) for name in (CARD, CONFIG))
+    kind = card.text("drafter", "") or _stated_kind(config)
+    return kind if kind in drafter_names() and "head" in needs_of(kind) else None
+
+
+def _stated_kind(config: JsonObject) -> str:
+    """What kind of head a configuration in one of the public layouts is of; empty: of none. A vocabulary of its own is
+    stated by heads alone: flat ones of EAGLE-3 and of next-token modules call themselves what their layer is."""
+    if kind := config.text("speculators_model_type", ""):
+        return kind
+    if "medusa_num_heads" in config.values:
+        return "medusa"
+    if config.child("dflash_config").text("projector_type", "") == "dspark":
+        return "dspark"
+    architectures = str(config.values.get("architectures"))
+    named = next((kind for name, kind in ARCHITECTURES.items() if name in architectures), "")
+    if named or "draft_vocab_size" not in config.values:
+        return named
+    return "mtp" if "mtp_num_hidden_layers" in config.values else "eagle3"
