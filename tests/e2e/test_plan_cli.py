@@ -9,12 +9,19 @@ import pytest
 
 from outrider import LLM, SamplingParams, kernels
 from outrider.cli.main import main
+from outrider.drafters.block_files import write_block
+from outrider.drafters.eagle3_files import write_eagle3
 from outrider.drafters.head_card import CardTest, write_card
+from outrider.drafters.head_files import read_head
+from outrider.drafters.medusa_files import write_medusa
+from outrider.drafters.mtp_files import write_mtp
 from outrider.engine.opening import identity_of
 from outrider.models.kv import DecoderCache
 from outrider.models.load import load_model
 from outrider.models.loader.safetensors import SafetensorsCheckpoint
+from tests.tiny_block import DFLASH, DSPARK, random_block
 from tests.tiny_folder import write_tiny_model
+from tests.tiny_head import random_head, random_medusa, random_module
 
 needs_kernels = pytest.mark.skipif(not kernels.available(), reason=kernels.why())
 K = 3
@@ -152,12 +159,57 @@ def test_fewer_bits_are_a_remedy(large, unreadable, capsys, monkeypatch):
     assert document["remedies"] == ["--dtype int4"]
 
 
-def test_a_head_counts_as_its_file(folder, plan):
-    _, document = plan("--drafter", "eagle3")
-    [head] = [item for item in document["items"] if item["name"] == "head weights"]
-    assert (head["nbytes"], head["exact"]) == ((folder / "draft" / "model.safetensors").stat().st_size, False)
-    assert document["head"] == str(folder / "draft")
-    assert document["draft"] is None
+WRITERS = {
+    "eagle3": lambda folder: write_eagle3(random_head(vocab=300, draft_ids=[*range(64)]), folder, "safeailab"),
+    "mtp": lambda folder: write_mtp(random_module(vocab=300, own_head=False), folder, "speculators"),
+    "medusa": lambda folder: write_medusa(random_medusa(vocab=300), folder),
+    "dflash": lambda folder: write_block(random_block(vocab=300, **DFLASH), folder, "zlab"),
+    "dspark": lambda folder: write_block(random_block(vocab=300, **DSPARK), folder, "deepspec"),
+}
+DTYPES = ["int4", "int8", "bfloat16", "float32"] if kernels.available() else ["bfloat16", "float32"]
+
+
+@pytest.fixture(params=WRITERS)
+def head(request, tmp_path):
+    """(kind, folder) of a head of every kind."""
+    WRITERS[request.param](tmp_path / "head")
+    return request.param, tmp_path / "head"
+
+
+def planned_head(capsys, folder, kind, path, *args):
+    words = [str(folder / "target"), "-d", kind, "--draft-model", str(path), "--json", *args]
+    assert main(["plan", *words]) == 0, capsys.readouterr().err
+    document = json.loads(capsys.readouterr().out)
+    [item] = [item for item in document["items"] if item["name"] == "head weights"]
+    assert (document["head"], document["draft"], item["exact"]) == (str(path), None, False)
+    return item
+
+
+def test_a_head_counts_in_the_form_that_it_would_have(folder, head, capsys):
+    kind, path = head
+    found = [planned_head(capsys, folder, kind, path, "--draft-dtype", dtype)["nbytes"] for dtype in DTYPES]
+    assert found == sorted(set(found))
+    [weights] = [file for file in path.iterdir() if file.name != "config.json"]
+    assert found[-1] >= sum(tensor.numel() for tensor in read_head(path).tensors.values() if tensor.is_floating_point())
+    assert planned_head(capsys, folder, kind, weights, "--draft-dtype", "float32")["nbytes"] == found[-1]
+    usual = planned_head(capsys, folder, kind, path)
+    assert usual["nbytes"] == (found[0] if kernels.available() else found[-1])
+    assert usual["how"].startswith("int4" if kernels.available() else "float32")
+
+
+@pytest.mark.parametrize("asked", ["eagle3", "mtp", "medusa", "dflash"])
+def test_a_head_of_another_kind_is_refused(folder, tmp_path, capsys, asked):
+    other = "eagle3" if asked == "medusa" else "medusa"
+    WRITERS[other](tmp_path / "head")
+    assert main(["plan", str(folder / "target"), "-d", asked, "--draft-model", str(tmp_path / "head")]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert str(tmp_path / "head") in err
+
+
+def test_a_model_is_no_head(folder, capsys):
+    assert main(["plan", str(folder / "target"), "-d", "medusa", "--draft-model", str(folder / "draft")]) == 2
+    assert "holds no Medusa heads" in capsys.readouterr().err
 
 
 def test_a_model_as_its_own_draft_is_listed_as_one(folder, capsys):
@@ -173,17 +225,15 @@ def test_a_model_as_its_own_draft_is_listed_as_one(folder, capsys):
 
 @pytest.fixture
 def shipped(folder, tmp_path, monkeypatch):
-    """A head of kind eagle3 and one of kind dspark that come with the package for the target, by kind their bytes."""
+    """A head of kind eagle3 and one of kind dspark that come with the package for the target."""
     monkeypatch.setattr("outrider.engine.shipped.HEADS", tmp_path)
     known = identity_of(load_model(folder / "target", dtype="float32")).vocabulary_sha256
-    nbytes = {"eagle3": 1000, "dspark": 3000}
-    for kind, size in nbytes.items():
-        (head := tmp_path / "target" / kind).mkdir(parents=True)
+    for kind in ("eagle3", "dspark"):
+        WRITERS[kind](head := tmp_path / "target" / kind)
         write_card(
             head, {"drafter": kind, "target": "target", "vocabulary_sha256": known}, CardTest(((1,),), 8, 2, 2.0)
         )
-        (head / "model.safetensors").write_bytes(bytes(size))
-    return nbytes
+    return tmp_path / "target"
 
 
 @pytest.mark.parametrize(
@@ -198,7 +248,9 @@ def shipped(folder, tmp_path, monkeypatch):
 )
 def test_a_head_that_comes_with_the_package_counts(folder, shipped, capsys, args, kind):
     assert main(["plan", str(folder / "target"), *args, "--json"]) == 0
-    assert sizes(json.loads(capsys.readouterr().out)).get("head weights") == shipped.get(kind)
+    document = json.loads(capsys.readouterr().out)
+    assert document["head"] == (str(shipped / kind) if kind else None)
+    assert ("head weights" in sizes(document)) == (kind is not None)
 
 
 def test_a_head_of_another_target_is_not_taken(folder, shipped, capsys):

@@ -6,12 +6,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from outrider.bench.memory import available, file_nbytes, rss
+from outrider.bench.head_size import Head
+from outrider.bench.memory import available, rss
 from outrider.control.fixed import check_k
 from outrider.core.step import PREFILL_CHUNK
 from outrider.core.types import TargetIdentity
 from outrider.engine.opening import identify, missing_draft, needs_of
-from outrider.engine.shipped import default_drafter, preferred, shipped_for
+from outrider.engine.shipped import ShippedHead, default_drafter, preferred, shipped_for
 from outrider.errors import ConfigError, ModelFileError
 from outrider.models.decoder import Decoder
 from outrider.models.footprint import sized_decoder
@@ -83,12 +84,12 @@ class Model:
 class Work:
     """What is to be run: `batch` sequences of `context` tokens, prompt and answer, with drafts of `k`.
 
-    `head` is the file or folder of a draft head on the target, where there is one.
+    `head` is a draft head on the target, where there is one.
     """
 
     target: Model
     draft: Model | None
-    head: Path | None
+    head: Head | None
     context: int
     batch: int
     k: int
@@ -108,12 +109,12 @@ class Work:
         if self.draft is not None:
             found += _model_items(self.draft, self)
         if self.head is not None:
-            how = "as large as its file; its keys and values are of a layer or two and are not counted"
-            found.append(Item("head weights", file_nbytes(self.head), False, how))
+            how = f"{self.head.form}; its keys and values are of a few layers and are not counted"
+            found.append(Item("head weights", self.head.nbytes, False, how))
         return found
 
 
-def shipped_head(target: Model, drafter: str | None, k: int) -> Path | None:
+def shipped_head(target: Model, drafter: str | None, k: int) -> ShippedHead | None:
     """The head of the package that would draft for this target where no file was named: that of `drafter`, or, where
     that is None, of what drafts by default. Raises ConfigError for a drafter that needs a head and has none."""
     heads = shipped_for(target.identity)
@@ -123,7 +124,7 @@ def shipped_head(target: Model, drafter: str | None, k: int) -> Path | None:
     if "head" in needs and drafter not in heads:
         raise ConfigError(missing_draft(drafter))
     name = preferred(heads) if "drafters" in needs else drafter
-    return heads[name].path if name in heads else None
+    return heads.get(name) if name is not None else None
 
 
 def usual_context(target: Model) -> int:
@@ -166,7 +167,7 @@ class Plan:
             "schema": PLAN_SCHEMA,
             "target": work.target.name,
             "draft": work.draft.name if work.draft else None,
-            "head": str(work.head) if work.head else None,
+            "head": str(work.head.path) if work.head else None,
             "context": work.context,
             "batch": work.batch,
             "k": work.k,

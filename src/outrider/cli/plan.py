@@ -1,4 +1,4 @@
-"""`outrider plan`: does it fit this machine? Reads the headers of the models' files and loads nothing."""
+"""`outrider plan`: does it fit this machine? Reads the headers of models, checks a head, loads nothing."""
 
 from __future__ import annotations
 
@@ -53,16 +53,21 @@ def plan(
     Models that are not here are downloaded: their headers are read.
     Exit code 1 where it does not fit this machine; then it says what would.
     """
+    from outrider.bench.head_size import Head
     from outrider.bench.plan import Model, Work, shipped_head, usual_context
     from outrider.bench.plan import plan as planned
 
     rides = _rides(drafter, draft_model, dtype, draft_dtype)
     ours = Model.open(target, _resolved(target, offline, quiet), dtype)
-    path = None if draft_model is None else _resolved(draft_model, offline, quiet)
-    theirs = None
-    if draft_model is not None and path is not None and not rides:
+    theirs = head = None
+    if draft_model is None:
+        if (shipped := shipped_head(ours, drafter, k)) is not None:
+            head = Head.open(shipped.drafter, shipped.path, draft_dtype)
+    elif rides is not None:
+        head = Head.open(rides, _resolved(draft_model, offline, quiet), draft_dtype)
+    else:
+        path = _resolved(draft_model, offline, quiet)
         theirs = Model.open(draft_model, path, draft_dtype, draft=True, keeps_precision=draft_model == target)
-    head = shipped_head(ours, drafter, k) if draft_model is None else path if rides else None
     length = usual_context(ours) if context is None else context
     found = planned(Work(ours, theirs, head, length, batch, k))
     if json:
@@ -73,9 +78,9 @@ def plan(
         raise typer.Exit(EXIT_DOES_NOT_FIT)
 
 
-def _rides(drafter: str | None, draft_model: str | None, dtype: str, draft_dtype: str) -> bool:
-    """Whether --draft-model is a head. Raises ConfigError for an unknown drafter or dtype, or a drafter that lacks its
-    model."""
+def _rides(drafter: str | None, draft_model: str | None, dtype: str, draft_dtype: str) -> str | None:
+    """The drafter whose head --draft-model is; None where it is no head. Raises ConfigError for an unknown drafter or
+    dtype, or a drafter that lacks its model."""
     from outrider.engine.choosing import asked_for, check_options
     from outrider.engine.opening import needs_of
 
@@ -83,7 +88,7 @@ def _rides(drafter: str | None, draft_model: str | None, dtype: str, draft_dtype
     names = asked_for(drafter, has_draft=has_draft)
     common.check_drafters(names)
     check_options(names, "auto", None, None, dtype=dtype, draft_dtype=draft_dtype, has_draft=has_draft)
-    return has_draft and any("head" in needs_of(name) for name in names)
+    return next((name for name in names if has_draft and "head" in needs_of(name)), None)
 
 
 def _resolved(name: str, offline: bool, quiet: bool) -> Path:

@@ -52,23 +52,26 @@ class SizeReader(WeightReader):
         return Sized(0)
 
     def head(self, ids: Seq[int]) -> Linear:
-        return Sized(self._nbytes(len(ids), self.config.hidden_size, self._kind(self._head_name)))
+        form = self._kind(self._head_name) or self._float
+        return Sized(packed_nbytes(len(ids), self.config.hidden_size, form))
 
     def _run(self, kind: str | None, names: list[str]) -> Linear:
         rows = sum(self._checkpoint.shape(f"{name}.weight")[0] for name in names)
         biased = any(f"{name}.bias" in self._names for name in names)
         inputs = self._checkpoint.shape(f"{names[0]}.weight")[1]
-        return Sized(self._nbytes(rows, inputs, kind) + (torch.float32.itemsize * rows if biased else 0))
+        nbytes = packed_nbytes(rows, inputs, kind or self._float)
+        return Sized(nbytes + (torch.float32.itemsize * rows if biased else 0))
 
-    def _nbytes(self, rows: int, inputs: int, kind: str | None) -> int:
-        """Of an N x K matrix as it is packed: outputs rounded up to a panel of the kernels."""
-        level = CHOICE.level
-        if kind is None:
-            panel = level.panel if level is not None else 1
-            return -(-rows // panel) * panel * inputs * self._float.itemsize
-        if level is None:
-            return rows * ggml.FORMATS[kind].row_nbytes(inputs)
-        return level.quant_bytes(rows, inputs, ggml.FORMATS[kind].number)
+
+def packed_nbytes(rows: int, inputs: int, form: str | torch.dtype) -> int:
+    """Of a matrix as it is packed in a kind of blocks or as floats: outputs rounded up to a panel of the kernels."""
+    level = CHOICE.level
+    if isinstance(form, torch.dtype):
+        panel = level.panel if level is not None else 1
+        return -(-rows // panel) * panel * inputs * form.itemsize
+    if level is None:
+        return rows * ggml.FORMATS[form].row_nbytes(inputs)
+    return level.quant_bytes(rows, inputs, ggml.FORMATS[form].number)
 
 
 def sized_decoder(checkpoint: Checkpoint, name: str, *, dtype: str, draft: bool = False) -> tuple[Decoder, Decision]:
