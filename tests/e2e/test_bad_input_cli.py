@@ -121,6 +121,12 @@ def test_dtypes_are_known_before_anything_is_loaded(capfd, folder, command, opti
     one_line(capfd, code, [f"{option} 'bogus' is not allowed: give one of auto"])
 
 
+@pytest.mark.parametrize("option", ["--drafter", "--category"])
+def test_a_list_that_names_nothing_is_refused(capfd, folder, option):
+    code = main(["bench", str(folder / "target"), "--dry-run", option, ","])
+    one_line(capfd, code, [f"{option} ',' names nothing: give names separated by commas"])
+
+
 def test_a_flag_said_twice_says_the_same(capfd, folder):
     code = main(["generate", "hello", "-q", "--quiet", "-n", "1", "--model", str(folder / "target")])
     assert code == 0, capfd.readouterr().err

@@ -85,6 +85,26 @@ def test_what_bench_and_profile_write_is_read(capsys, tmp_path, monkeypatch):
     assert "recorded by outrider bench" in err
 
 
+@pytest.mark.parametrize(
+    ("rule", "label", "said"),
+    [
+        ("auto", "tables", "no theory is stated, since rule block judges a draft as a whole"),
+        ("typical", "tables, rule typical (lossy)", "rule typical is lossy: its text does not follow the target's"),
+        ("top1", "tables, rule top1 (lossy)", "rule top1 is lossy"),
+    ],
+)
+def test_no_theory_is_stated_for_rules_that_have_none(capsys, rule, label, said):
+    code, out, err = run(capsys, "--tables", 1, "--rule", rule, "-k", 2, "--draft-cost", 0, "--tokens", 50, "--json")
+    assert code == 0, err
+    found = json.loads(out)
+    [result] = found["results"]
+    assert result["acceptance"] == label
+    assert (result["theory"]["tokens_per_round"], result["theory"]["speedup"]) == (None, None)
+    assert said in found["acceptances"][0]["source"]
+    assert said in err
+    assert found["conclusions"][0].startswith(f"ideal, {label}: ")
+
+
 BAD = {
     "no acceptance": ([], ["--alpha A", "--bench FILE"]),
     "no draft cost": (["--alpha", "0.5"], ["--draft-cost C", "'ideal'"]),
@@ -96,6 +116,9 @@ BAD = {
     "noise": (["--tables", "-1"], ["noise -1.0", "0 (equal tables) to 100"]),
     "rule": (["--tables", "0.5", "--rule", "blok"], ["'blok'", "'block'"]),
     "rule without tables": (["--alpha", "0.5", "--rule", "chain"], ["--rule chain", "--tables"]),
+    "no machine": (["--alpha", "0.5", "--machine", ","], ["--machine ','", "names nothing", "leave the option out"]),
+    "no alpha": (["--acceptance", "0.5", "--alpha", ","], ["--alpha ','", "0 to 1"]),
+    "no drafter": (["--bench", "nowhere.json", "--drafter", " ,"], ["--drafter ' ,'", "names nothing"]),
     "machine": (["--alpha", "0.5", "--machine", "idea"], ["'idea'", "did you mean 'ideal'"]),
     "missing bench": (["--bench", "nowhere.json"], ["--bench nowhere.json", "no such file"]),
     "drafter without bench": (["--alpha", "0.5", "--drafter", "suffix"], ["--drafter", "--bench FILE"]),

@@ -123,6 +123,12 @@ def test_tables_are_judged_by_a_real_rule():
     assert found.stats.draft_passes >= found.stats.drafted
 
 
+@pytest.mark.parametrize("rule", ["chain", "match", "coupled"])
+def test_theory_of_tables_is_the_rules_own(rule):
+    [found] = answer(ask([Tables(1.0, rule)], [MACHINES["ideal"]], [3], 0.0, 3000, given=True), 3000, 0)
+    assert found.tokens_per_round == pytest.approx(found.theory_tokens, abs=1.5 * found.half_width)
+
+
 @pytest.mark.parametrize("rule", [name for name in VERIFIERS if name != "greedy"])
 def test_tables_are_judged_by_every_rule(rule):
     found = simulate(Tables(0.4, rule), 2, [Cost()], tokens=40)

@@ -233,7 +233,11 @@ def test_alpha_of_two_tables():
     p = torch.tensor([[0.7, 0.3], [0.2, 0.8]], dtype=torch.float64)
     q = torch.tensor([[0.5, 0.5], [0.6, 0.4]], dtype=torch.float64)
     assert alpha(p, q) == pytest.approx((0.8 + 0.6) / 2)
-    assert alpha(p, q, greedy=True) == 0.5
+    assert alpha(p, q, "greedy") == 0.5
+    assert alpha(p, q, "match") == pytest.approx((0.7 + 0.2) / 2)
+    assert alpha(p, q, "coupled") == pytest.approx((1 / 2 + 0.3 / 1 + 1 / 5 + 1 / 2.5) / 2)
+    assert alpha(torch.eye(2).double(), torch.eye(2).double().flip(0), "coupled") == pytest.approx(0)
+    assert [alpha(p, q, rule) for rule in ("block", "typical", "top1")] == [None] * 3
     assert alpha(p, p) == pytest.approx(1)
 
 

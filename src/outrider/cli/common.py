@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from collections.abc import Sequence as Seq
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TextIO
@@ -203,9 +204,15 @@ Json = Annotated[bool, typer.Option("--json", help="One JSON document as the las
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Nothing on stderr but errors and warnings.")]
 
 
-def split_names(texts: Iterable[str]) -> list[str]:
-    """The names of comma-separated lists, in order, each once."""
-    return list(dict.fromkeys(name.strip() for text in texts for name in text.split(",") if name.strip()))
+def split_names(texts: Seq[str], option: str = "--drafter") -> list[str]:
+    """The names of the option's comma-separated lists, in order, each once; none where the option was not given. Raises
+    ConfigError where it was given and names nothing."""
+    names = list(dict.fromkeys(name.strip() for text in texts for name in text.split(",") if name.strip()))
+    if texts and not names:
+        raise ConfigError(
+            f"{option} {','.join(texts)!r} names nothing: give names separated by commas, or leave the option out"
+        )
+    return names
 
 
 def check_drafters(names: list[str]) -> None:

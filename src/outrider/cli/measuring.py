@@ -47,7 +47,7 @@ class Setup:
     target: str
     drafters: list[str]
     draft_model: str | None
-    ks: list[int]
+    ks: dict[str, list[int]]
     rule: str
     prompts: Path | None
     limit: int | None
@@ -63,19 +63,23 @@ class Setup:
 
     @classmethod
     def from_options(
-        cls, *, drafter: list[str] | None, k: list[str], category: list[str] | None, **options: object
+        cls, *, drafter: list[str] | None, k: list[str] | None, category: list[str] | None, **options: object
     ) -> Setup:
-        """Checks what can be checked before anything is loaded; every list may hold comma-separated lists. Raises
-        UserError."""
+        """Checks what can be checked before anything is loaded; every list may hold comma-separated lists. Without a K
+        each drafter takes its usual one. Raises UserError."""
         from outrider.bench.lanes import parse_ks
+        from outrider.bench.lengths import usual_ks
 
         names = common.split_names(drafter or [])
         default = ["ngram", "suffix", *(["draft_model"] if options["draft_model"] else [])]
         common.check_drafters(names)
+        names = names or default
+        target, draft_model = str(options["target"]), options["draft_model"]
+        given = None if draft_model is None else str(draft_model)
         return cls(
-            drafters=names or default,
-            ks=parse_ks(",".join(k)),
-            categories=common.split_names(category or []),
+            drafters=names,
+            ks=dict.fromkeys(names, parse_ks(",".join(k))) if k else usual_ks(names, target, given),
+            categories=common.split_names(category or [], "--category"),
             **options,  # type: ignore[arg-type]  # named and typed by the command's own signature
         )
 
@@ -99,7 +103,7 @@ class Setup:
                 self.target,
                 drafter=self.drafters,
                 draft_model=self.draft_model,
-                k=max(self.ks),
+                k=max(self.every_k),
                 min_confidence=self.min_confidence,
                 rule=self.rule,
                 controller=self.controller,
@@ -116,6 +120,11 @@ class Setup:
         return llm
 
     @property
+    def every_k(self) -> list[int]:
+        """Of all drafters."""
+        return [k for own in self.ks.values() for k in own]
+
+    @property
     def models(self) -> tuple[str, ...]:
         """What `open` would load."""
         return (self.target, *([self.draft_model] if self.draft_model else []))
@@ -130,7 +139,7 @@ class Setup:
             self.drafters,
             self.rule,
             self.threads,
-            max(self.ks),
+            max(self.every_k),
             dtype=self.dtype,
             draft_dtype=self.draft_dtype,
             has_draft=self.draft_model is not None,

@@ -103,7 +103,7 @@ def sim(
         raise ConfigError(
             "--drafter and --category choose from a document of outrider bench: give it with --bench FILE"
         )
-    machines = [find_machine(name) for name in common.split_names(machine or [DEFAULT_MACHINE])]
+    machines = [find_machine(name) for name in common.split_names(machine or [DEFAULT_MACHINE], "--machine")]
     workloads = _workloads(alpha, acceptance, ranks, tables, rule, bench, common.split_names(drafter or []), category)
     questions = ask(workloads, machines, parse_ks(",".join(k or [DEFAULT_KS])), draft_cost, tokens, given=bool(k))
     answers = [] if dry_run else answer(questions, tokens, seed)
@@ -128,11 +128,13 @@ def _workloads(
     from outrider.sim.recorded import recorded
     from outrider.sim.workload import Tables, by_position, by_rank, iid
 
-    found: list[Workload] = [iid(chance) for chance in _chances(",".join(alpha or []), "--alpha")]
+    found: list[Workload] = []
+    if alpha:
+        found.extend(map(iid, _chances(",".join(alpha), "--alpha")))
     if acceptance is not None:
-        found.append(by_position(_chances(acceptance, "--acceptance", least=1)))
+        found.append(by_position(_chances(acceptance, "--acceptance")))
     if ranks is not None:
-        found.append(by_rank(_chances(ranks, "--ranks", least=1)))
+        found.append(by_rank(_chances(ranks, "--ranks")))
     if tables is not None:
         found.append(Tables(tables, resolve_rule(rule, greedy=False)))
     elif rule != "auto":
@@ -147,14 +149,14 @@ def _workloads(
     return list(dict.fromkeys(found))
 
 
-def _chances(text: str, option: str, least: int = 0) -> list[float]:
-    """Probabilities separated by commas. Raises ConfigError."""
+def _chances(text: str, option: str) -> list[float]:
+    """Probabilities separated by commas, at least one. Raises ConfigError."""
     parts = [part.strip() for part in text.split(",") if part.strip()]
     try:
         values = [float(part) for part in parts]
     except ValueError:
         values = [-1.0]
-    if len(values) < least or not all(0 <= value <= 1 for value in values):
+    if not values or not all(0 <= value <= 1 for value in values):
         raise ConfigError(
             f"{option} {text!r} is not allowed: give probabilities from 0 to 1 separated by commas, as in 0.8,0.7"
         )
@@ -195,12 +197,16 @@ def _print(questions: Seq[Question], answers: Seq[Answer], shown: object, *, dry
             str(answer.k),
             f"{answer.cost.c:.3f}",
             f"{answer.tokens_per_round:.2f} ±{answer.half_width:.2f}",
-            f"{answer.theory_tokens:.2f}",
+            _shown(answer.theory_tokens, 2),
             f"{answer.speedup:.2f} ±{answer.speedup_half_width:.2f}",
-            f"{answer.theory_speedup:.2f}",
-            "-" if answer.break_even_alpha is None else f"{answer.break_even_alpha:.2f}",
-            "-" if answer.tok_s is None else f"{answer.tok_s:.1f}",
+            _shown(answer.theory_speedup, 2),
+            _shown(answer.break_even_alpha, 2),
+            _shown(answer.tok_s, 1),
         )
     shown.print(table)
     for line in [*statements(questions), *best_lines(answers)]:
         shown.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def _shown(figure: float | None, digits: int) -> str:
+    return "-" if figure is None else f"{figure:.{digits}f}"

@@ -62,12 +62,16 @@ class Answer:
         return self.speedup * self.half_width / self.tokens_per_round
 
     @property
-    def theory_tokens(self) -> float:
-        return 1 + self.workload.drafting * (self.workload.shape(self.k).tokens - 1)
+    def theory_tokens(self) -> float | None:
+        """What theory says of `tokens_per_round`; None: nothing, of this rule."""
+        shape = self.workload.shape(self.k)
+        return None if shape is None else 1 + self.workload.drafting * (shape.tokens - 1)
 
     @property
-    def theory_speedup(self) -> float:
-        return speedup(self.workload.shape(self.k), self.cost, self.workload.drafting)
+    def theory_speedup(self) -> float | None:
+        """The same of `speedup`."""
+        shape = self.workload.shape(self.k)
+        return None if shape is None else speedup(shape, self.cost, self.workload.drafting)
 
     @property
     def break_even_alpha(self) -> float | None:

@@ -31,6 +31,8 @@ Z_95 = 1.96
 MOST_COST = 1e6
 """Passes over one row. What costs more is a mistake, and sums of it must not overflow."""
 BREAK_EVEN_TOLERANCE = 1e-9
+LEAST_P = 1e-300
+"""A probability that is less is taken for it where it divides."""
 
 
 def flat(rows: int) -> float:
@@ -161,12 +163,32 @@ def check_chance(chance: float) -> None:
         raise ConfigError(f"acceptance {chance} is not allowed: give a probability from 0 to 1")
 
 
-def alpha(p_CV: Tensor, q_CV: Tensor, *, greedy: bool = False) -> float:
-    """The acceptance of a drawn draft token under the rule `chain`, mean over contexts: sum of min(p, q). Greedy: how
-    often the likeliest tokens agree."""
-    if greedy:
-        return (p_CV.argmax(-1) == q_CV.argmax(-1)).double().mean().item()
-    return p_CV.minimum(q_CV).sum(-1).mean().item()
+def alpha(p_CV: Tensor, q_CV: Tensor, rule: str = "chain") -> float | None:
+    """The acceptance of a draft token under the rule, mean over contexts; drafted as `draft_model` does for the rule.
+
+    chain     drawn from q: sum of min(p, q)
+    match     the likeliest of q: p of it
+    coupled   drawn from q by the race that draws from p: sum over x of 1 / sum over y of max(p(y) / p(x), q(y) / q(x))
+    greedy    how often the likeliest tokens agree
+    others    None: `block` judges a draft as a whole, and the text of lossy rules is not the target's
+    """
+    if rule == "chain":
+        kept_C = p_CV.minimum(q_CV).sum(-1)
+    elif rule == "match":
+        kept_C = p_CV.gather(-1, q_CV.argmax(-1, keepdim=True))[:, 0]
+    elif rule == "coupled":
+        kept_C = (1 / _ratios(p_CV).maximum(_ratios(q_CV)).sum(-1)).sum(-1)
+    elif rule == "greedy":
+        kept_C = (p_CV.argmax(-1) == q_CV.argmax(-1)).double()
+    else:
+        return None
+    return kept_C.mean().item()
+
+
+def _ratios(p_CV: Tensor) -> Tensor:
+    """[C, V, V]: p(y) / p(x), x before y."""
+    p_CV = p_CV.clamp(min=LEAST_P)
+    return p_CV[:, None, :] / p_CV[:, :, None]
 
 
 def speedup(shape: Shape, cost: Cost, drafting: float = 1.0) -> float:

@@ -17,6 +17,7 @@ import torch
 from outrider.control.fixed import MAX_K
 from outrider.core.draft import SeqDraft
 from outrider.core.protocols import Drafter, LanguageModel
+from outrider.core.registry import verifier_class
 from outrider.core.rng import CounterRng, Key, Purpose
 from outrider.core.types import Sequence
 from outrider.drafters.draft_model import DraftModelDrafter
@@ -134,7 +135,6 @@ class Tables:
 
     noise: float
     rule: str
-    label: str = "tables"
     synthetic: bool = True
     drafting: float = 1.0
     most_k: int = MAX_K
@@ -148,20 +148,38 @@ class Tables:
             raise ConfigError(f"noise {self.noise} is not allowed: give a number from 0 (equal tables) to 100")
 
     @property
+    def lossless(self) -> bool:
+        return verifier_class(self.rule)().lossless
+
+    @property
+    def label(self) -> str:
+        return "tables" if self.lossless else f"tables, rule {self.rule} (lossy)"
+
+    @property
     def source(self) -> str:
         return (
             f"random tables of {self.vocab_size} tokens at temperature 1, the draft's with noise {self.noise:g}, no "
-            f"language model; alpha is {self.alpha:.3f}, and theory takes it for every position"
+            f"language model; {self._theory}"
         )
 
+    @property
+    def _theory(self) -> str:
+        if self.alpha is not None:
+            return f"under rule {self.rule} alpha is {self.alpha:.3f}, and theory takes it for every position"
+        if self.lossless:
+            return f"no theory is stated, since rule {self.rule} judges a draft as a whole"
+        return f"rule {self.rule} is lossy: its text does not follow the target's distribution, and no theory is stated"
+
     @cached_property
-    def alpha(self) -> float:
-        """The mean of sum min(p, q) over the target's own text."""
+    def alpha(self) -> float | None:
+        """The mean of `theory.alpha` over the target's own text; None where the rule has none."""
         p_VV, q_VV = (logits.softmax(-1) for logits in self._logits)
         share_V = torch.full((self.vocab_size,), 1 / self.vocab_size, dtype=torch.float64)
         for _ in range(200):
             share_V = share_V @ p_VV
-        return sum(float(share_V[i]) * alpha(p_VV[i : i + 1], q_VV[i : i + 1]) for i in range(self.vocab_size))
+        of_context = [alpha(p_V[None], q_V[None], self.rule) for p_V, q_V in zip(p_VV, q_VV, strict=True)]
+        kept = [float(share) * own for share, own in zip(share_V, of_context, strict=True) if own is not None]
+        return sum(kept) if kept else None
 
     @cached_property
     def _logits(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -171,8 +189,9 @@ class Tables:
         own_VV, noise_VV = self.sharpness * torch.randn(shape, generator=generator, dtype=torch.float64)
         return own_VV, own_VV + self.noise * noise_VV
 
-    def shape(self, k: int) -> Shape:
-        return Shape.chain([self.alpha] * k)
+    def shape(self, k: int) -> Shape | None:
+        """The draft of K tokens as theory sees it; None where there is no theory."""
+        return None if self.alpha is None else Shape.chain([self.alpha] * k)
 
     def cast(self, k: int, context_length: int) -> Cast:
         own, draft = (TableModel.from_table(logits, context_length=context_length) for logits in self._logits)
