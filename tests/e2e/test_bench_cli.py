@@ -14,6 +14,8 @@ from outrider import LLM
 from outrider.bench import measure, measured_costs
 from outrider.cli.main import main
 from outrider.core.stats import SpecStats
+from outrider.engine.choosing import DEFAULT_K
+from outrider.engine.shipped import shipped_heads
 from tests.tiny_folder import write_tiny_model
 
 PROMPTS = [
@@ -155,6 +157,23 @@ def test_the_governor_takes_its_turn_among_fixed_lanes(bench, folder, tmp_path, 
     assert json.loads(out)["lanes"] == ["plain", "ngram K=2", "governor"]
 
 
+def test_without_a_k_each_drafter_has_the_one_that_is_served(tmp_path, capsys):
+    def lanes(*args):
+        assert main(["bench", *args, "--dry-run", "--json"]) == 0, capsys.readouterr().err
+        return json.loads(capsys.readouterr().out)["lanes"]
+
+    shipped = {head.drafter: head for head in shipped_heads() if head.model == "smollm2-135m"}
+    k = shipped["eagle3"].card.k
+    assert k not in (None, DEFAULT_K), "the card tells another one"
+    found = lanes("smollm2-135m", "-d", "ngram,eagle3,cascade")
+    assert found == ["plain", f"ngram K={DEFAULT_K}", f"eagle3 K={k}", f"cascade K={k}"]
+    assert lanes("smollm2-135m", "-d", "eagle3", "-k", "4") == ["plain", "eagle3 K=4"]
+    test = {"prompts": [[1]], "max_tokens": 4, "k": 2, "acceptance_length": 1.5}
+    (tmp_path / "card.json").write_text(json.dumps({"k": 7, "test": test}))
+    own = ["-d", "eagle3,suffix", "--draft-model", str(tmp_path)]
+    assert lanes("another", *own) == ["plain", "eagle3 K=7", f"suffix K={DEFAULT_K}"]
+
+
 def test_a_drafter_that_never_drafts_is_named(bench):
     code, out, _ = bench("--drafter", "suffix", "--k", "0")
     assert code == 0
@@ -167,7 +186,10 @@ def test_a_drafter_that_never_drafts_is_named(bench):
     [
         (["--peer-url", "http://127.0.0.1:9"], 1, "no connection"),
         (["--peer-url", "localhost:8080"], 2, "give http://host:port"),
-        (["--repeat", "0"], 2, "repeat = 0"),
+        (["--repeat", "0"], 2, "--repeat 0 is not allowed: give an integer >= 1"),
+        (["--warm-up", "-1"], 2, "--warm-up -1 is not allowed: give an integer >= 0"),
+        (["--min-speed-ratio", "2"], 2, "--min-speed-ratio 2 is a share of a baseline's figure and no --baseline"),
+        (["--min-acceptance-ratio", "1"], 2, "--min-acceptance-ratio 1 is a share of a baseline's figure"),
         (["--controller", "govenor"], 2, "controller 'govenor' is unknown (did you mean 'governor'?)"),
         (["--k", "-1"], 2, "K = -1 is not allowed"),
         (["--k", "5,500"], 2, "K = 500 is not allowed: give an integer from 0 to 64"),

@@ -290,11 +290,11 @@ def test_the_tolerance_follows_the_arithmetic(plan, expected):
 
 def test_lanes_name_what_is_allowed():
     llm = llm_of(random_table(V))
-    assert [lane.name for lane in lanes(llm, ["ngram", "none"], [1, 2], ["greedy"])] == ["ngram K=1", "ngram K=2"]
+    assert [lane.name for lane in lanes(llm, {"ngram": [1, 2], "none": [1]}, ["greedy"])] == ["ngram K=1", "ngram K=2"]
     with pytest.raises(ConfigError, match="'sufix' is not loaded"):
-        lanes(llm, ["sufix"], [1], ["greedy"])
+        lanes(llm, {"sufix": [1]}, ["greedy"])
     with pytest.raises(ConfigError, match="nothing to compare"):
-        lanes(llm, ["none"], [1], ["greedy"])
+        lanes(llm, {"none": [1]}, ["greedy"])
     for text in ("-1", "1,-2"):
         with pytest.raises(ConfigError, match=r"K = -\d is not allowed"):
             parse_ks(text)

@@ -97,6 +97,7 @@ def test_the_reference_tells_what_stands_in_for_no_value():
     for command in ("generate", "chat", "demo"):
         assert written[command]["--k"] == f"{DEFAULT_K} **"
         assert written[command]["--drafter"] == f"{DEFAULT_DRAFTER} *"
+    assert written["bench"]["--k"] == f"{DEFAULT_K} **"
     for command in ("verify", "bench"):
         assert written[command]["--drafter"] == f"{','.join(setup.drafters)} *"
 
@@ -106,6 +107,11 @@ def test_help_tells_the_defaults_of_the_engine(capsys):
     assert f"plain decoding. [default: what the head's card says, else {DEFAULT_K}]" in text
     by_default = f"{WITH_HEAD} with a head that comes with the package for this target ({', '.join(PREFERRED)})"
     assert f"{by_default}, else {DEFAULT_DRAFTER}]" in text
+
+
+def test_help_of_bench_tells_the_k_that_is_served(capsys):
+    text = " ".join(help_page(capsys, "bench").split())
+    assert f"[default: what a head's card says, else {DEFAULT_K}]" in text
 
 
 def test_help_names_every_drafter_and_rule(capsys):

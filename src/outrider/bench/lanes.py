@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
@@ -70,26 +71,28 @@ def ungoverned(llm: LLM) -> LLM:
     )
 
 
-def lanes(llm: LLM, methods: Seq[str], ks: Seq[int], rules: Seq[str]) -> list[Lane]:
+def lanes(llm: LLM, ks: Mapping[str, Seq[int]], rules: Seq[str]) -> list[Lane]:
     """`combinations` of what `llm` has loaded. Raises ConfigError for a drafter that is not.
 
     The engine's own K caps each lane's: build it with the largest.
     """
     drafters = llm.engine.router.drafters
-    for method in methods:
+    for method in ks:
         if method not in drafters:
             raise ConfigError(f"drafter {method!r} is not loaded in this engine: choose one of {', '.join(drafters)}")
-    return combinations(methods, ks, rules)
+    return combinations(ks, rules)
 
 
-def combinations(methods: Seq[str], ks: Seq[int], rules: Seq[str]) -> list[Lane]:
-    """Every combination, drafters outermost, each once. Raises ConfigError for a K that is not allowed, or no lane."""
-    for k in ks:
+def combinations(ks: Mapping[str, Seq[int]], rules: Seq[str]) -> list[Lane]:
+    """Every drafter with each of its K, by name, and each rule, drafters outermost, each once. Raises ConfigError for a
+    K that is not allowed, or no lane."""
+    drafting = {method: dict.fromkeys(own) for method, own in ks.items() if method != "none"}
+    for k in {k for own in drafting.values() for k in own}:
         check_k(k)
-    drafting = [method for method in dict.fromkeys(methods) if method != "none"]
-    if not drafting or not ks:
+    found = [Lane(method, k, rule) for method, own in drafting.items() for k in own for rule in dict.fromkeys(rules)]
+    if not found:
         raise ConfigError("nothing to compare with plain: name at least one drafter other than 'none', and one K")
-    return [Lane(method, k, rule) for method in drafting for k in dict.fromkeys(ks) for rule in dict.fromkeys(rules)]
+    return found
 
 
 def parse_ks(text: str) -> list[int]:

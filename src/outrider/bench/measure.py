@@ -171,8 +171,10 @@ def _timed_ways(llm: LLM, ungoverned: LLM | None) -> Iterator[_Ways]:
 
 def check_counts(repeat: int, warm_up: int) -> None:
     """Raises ConfigError for numbers of answers that cannot be."""
-    if repeat < 1 or warm_up < 0:
-        raise ConfigError(f"repeat = {repeat}, warm-up = {warm_up}: give repeat >= 1 and warm-up >= 0")
+    if repeat < 1:
+        raise ConfigError(f"--repeat {repeat} is not allowed: give an integer >= 1")
+    if warm_up < 0:
+        raise ConfigError(f"--warm-up {warm_up} is not allowed: give an integer >= 0")
 
 
 def _items(llm: LLM, prompt: Conversation, raw: bool, last_answer: Callable[[], str]) -> Iterator[_Item]:

@@ -43,10 +43,9 @@ if TYPE_CHECKING:
     from outrider.engine.llm import LLM
     from outrider.engine.prompt_file import Conversation
 
-DEFAULT_KS = "5"
 EXIT_FELL = 1
 
-DraftLengths = Annotated[list[str] | None, common.draft_lengths(DEFAULT_KS)]
+DraftLengths = Annotated[list[str] | None, common.draft_lengths("what a head's card says, else 5")]
 ControllerName = Annotated[
     str,
     typer.Option(
@@ -87,12 +86,20 @@ Baseline = Annotated[
     typer.Option(metavar="FILE", help="A file of --out: exit with 1 where a lane fell below it by more than allowed."),
 ]
 MinAcceptance = Annotated[
-    float,
-    typer.Option("--min-acceptance-ratio", metavar="X", help="Least acceptance length, as a share of the baseline's."),
+    float | None,
+    typer.Option(
+        "--min-acceptance-ratio",
+        metavar="X",
+        help="Least acceptance length, as a share of the baseline's. [default: 1]",
+    ),
 ]
 MinSpeed = Annotated[
-    float,
-    typer.Option("--min-speed-ratio", metavar="X", help="Least speed-up over plain, as a share of the baseline's."),
+    float | None,
+    typer.Option(
+        "--min-speed-ratio",
+        metavar="X",
+        help="Least speed-up over plain, as a share of the baseline's. [default: 0.9]",
+    ),
 ]
 
 
@@ -125,8 +132,8 @@ def bench(
     price_per_hour: PricePerHour = None,
     watts: Watts = None,
     baseline: Baseline = None,
-    min_acceptance_ratio: MinAcceptance = 1.0,
-    min_speed_ratio: MinSpeed = 0.9,
+    min_acceptance_ratio: MinAcceptance = None,
+    min_speed_ratio: MinSpeed = None,
     dtype: common.Dtype = "auto",
     draft_dtype: common.DraftDtype = "auto",
     threads: common.Threads = None,
@@ -140,16 +147,17 @@ def bench(
     A table, then one JSON document as the last line of stdout (with --json the table goes to stderr). With --baseline
     the exit code is 1 where acceptance or speed fell.
     """
-    from outrider.bench.baseline import Allowed
+    from outrider.bench.measure import check_counts
     from outrider.bench.price import Price
     from outrider.core.types import SamplingParams
     from outrider.engine.engine import resolve_rule
 
+    check_counts(repeat, warm_up)
     params = SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=seed, ignore_eos=ignore_eos)
     resolved = resolve_rule(rule, greedy=params.greedy)
     setup = Setup.from_options(
         drafter=drafter,
-        k=k or [DEFAULT_KS],
+        k=k,
         category=category,
         target=target,
         draft_model=draft_model,
@@ -174,7 +182,7 @@ def bench(
         quiet,
         _Files(out, markdown, spec_bench),
         Price(price_per_hour, watts),
-        _Gate.of(baseline, Allowed(min_acceptance_ratio, min_speed_ratio)),
+        _Gate.of(baseline, min_acceptance_ratio, min_speed_ratio),
     )
     if dry_run:
         print_dry_run(run.work(max_tokens, has_peer=peer_url is not None), json=json)
@@ -231,11 +239,22 @@ class _Gate:
     allowed: Allowed
 
     @classmethod
-    def of(cls, path: Path | None, allowed: Allowed) -> _Gate | None:
-        """None without a baseline. Raises ConfigError for a file that is none."""
+    def of(cls, path: Path | None, acceptance: float | None, speed: float | None) -> _Gate | None:
+        """None without a baseline. Raises ConfigError for a file that is none, or shares of nothing."""
+        from outrider.bench.baseline import Allowed
         from outrider.bench.result_file import ResultFile
 
-        return None if path is None else cls(ResultFile(path, "--baseline"), allowed)
+        told = {"acceptance_ratio": acceptance, "speed_ratio": speed}
+        allowed = Allowed(**{name: share for name, share in told.items() if share is not None})
+        if path is None:
+            for option, share in (("--min-acceptance-ratio", acceptance), ("--min-speed-ratio", speed)):
+                if share is not None:
+                    raise ConfigError(
+                        f"{option} {share:g} is a share of a baseline's figure and no --baseline was given: name a "
+                        "file of bench --out with it, or leave the share out"
+                    )
+            return None
+        return cls(ResultFile(path, "--baseline"), allowed)
 
     def check_before(
         self, setup: Setup, params: SamplingParams, rule: str, prompts: list[Conversation], lanes: list[str]
@@ -293,10 +312,9 @@ class _Bench:
         """What `run` would do. Raises UserError for what it would refuse before it loads a model."""
         from outrider.bench.dry_run import Work
         from outrider.bench.lanes import PLAIN
-        from outrider.bench.measure import PEER, WARM_UP_TOKENS, check_counts
+        from outrider.bench.measure import PEER, WARM_UP_TOKENS
 
         self.setup.check()
-        check_counts(self.repeat, self.warm_up)
         chosen = self._prompts()
         lanes = (PLAIN, *self._lane_names(), *([PEER] if has_peer else []))
         return Work(
@@ -313,7 +331,7 @@ class _Bench:
     def _lane_names(self) -> list[str]:
         from outrider.bench.lanes import GOVERNOR, combinations
 
-        fixed = [lane.name for lane in combinations(self.setup.drafters, self.setup.ks, [self.rule])]
+        fixed = [lane.name for lane in combinations(self.setup.ks, [self.rule])]
         return [*fixed, *([GOVERNOR] if self._governed else [])]
 
     @property
@@ -377,7 +395,7 @@ class _Bench:
         from outrider.bench.lanes import governor_lane, lanes, ungoverned
         from outrider.bench.measure import bench as run_all
 
-        wanted = lanes(llm, self.setup.drafters, self.setup.ks, [self.rule])
+        wanted = lanes(llm, self.setup.ks, [self.rule])
         wanted += [governor_lane(self.rule)] if self._governed else []
         total = sum(len(p.turns) for p in chosen) * self.repeat * (1 + len(wanted) + (peer is not None))
         with counted_bar("answers", total, quiet=self.quiet) as on_run:

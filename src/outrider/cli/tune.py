@@ -100,10 +100,10 @@ def tune(
     from outrider.tune.run import Wanted
 
     check_counts(repeat, warm_up)
-    if measure < 0 or (time_budget is not None and not 0 < time_budget < float("inf")):
-        raise ConfigError(
-            f"--measure {measure}, --time-budget {time_budget}: give a whole number >= 0, and seconds above 0"
-        )
+    if measure < 0:
+        raise ConfigError(f"--measure {measure} is not allowed: give a whole number >= 0")
+    if time_budget is not None and not 0 < time_budget < float("inf"):
+        raise ConfigError(f"--time-budget {time_budget:g} is not allowed: give seconds above 0")
     possible = possible_drafters(target, draft_model, common.split_names(drafter or []))
     setup = Setup.from_options(
         drafter=possible.names,
@@ -120,13 +120,13 @@ def tune(
         threads=threads,
         offline=offline,
     )
-    if not possible.names or not any(setup.ks):
+    if not possible.names or not any(setup.every_k):
         raise ConfigError("nothing to compare with plain: name at least one drafter other than 'none', and one K >= 1")
     temperatures = _temperatures(temperature or ["0"])
     own = [SamplingParams(temperature=t, max_tokens=max_tokens, seed=seed, ignore_eos=ignore_eos) for t in temperatures]
     rules = [comparable_rules([rule], params)[0] for params in own]
     wanted = Wanted(
-        possible.names, sorted({*setup.ks} - {0}), temperatures, rules, measure, repeat, warm_up, time_budget
+        possible.names, sorted({*setup.every_k} - {0}), temperatures, rules, measure, repeat, warm_up, time_budget
     )
     run = _Tune(setup, possible, own[0], wanted, out, refresh, json, quiet)
     if dry_run:

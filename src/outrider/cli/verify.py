@@ -106,7 +106,7 @@ def _work(setup: Setup, max_tokens: int, rule: str) -> Work:
     from outrider.bench.lanes import PLAIN, combinations
 
     setup.check()
-    names = [lane.name for lane in combinations(setup.drafters, setup.ks, [rule])]
+    names = [lane.name for lane in combinations(setup.ks, [rule])]
     return Work("verify", setup.models, (PLAIN, *names), setup.read_prompts(), max_tokens)
 
 
@@ -123,7 +123,7 @@ def _run(setup: Setup, params: SamplingParams, rule: str, tolerance: float | Non
 
     llm = setup.open(quiet=quiet)
     raw = setup.raw(llm)
-    wanted = lanes(llm, setup.drafters, setup.ks, [rule])
+    wanted = lanes(llm, setup.ks, [rule])
     encoded = [
         (prompt.id, llm.encode_prompt(prompt.turns[0] if raw else [{"role": "user", "content": prompt.turns[0]}]))
         for prompt in chosen
