@@ -198,9 +198,10 @@ def test_from_profile_to_answer(model, cache, capsys) -> None:
     assert main(asked) == 2
     err = capsys.readouterr().err
     assert "controller 'governor' needs measured costs: nothing has been measured" in err
-    assert "outrider profile" in err
-    assert "--draft-dtype" in err
-    assert "-d suffix,ngram" in err
+    assert err.endswith(f"measure them with: outrider profile {model} -d suffix,ngram\n")
+    assert main([*asked, "--dtype", "float32"]) == 2
+    command = f"outrider profile {model} -d suffix,ngram --dtype float32\n"
+    assert capsys.readouterr().err.endswith(f"measure them with: {command}")
     told, _ = profile(capsys, model, "-d", "suffix")
     assert told["measured"] == ["the target", "suffix", "prediction"]
     assert main(asked) == 2

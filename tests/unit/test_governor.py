@@ -317,3 +317,18 @@ def test_costs_of_a_governor_are_those_of_its_model() -> None:
     assert isinstance(COSTS, CostModel)
     governor = GovernorController(COSTS, ["suffix"])
     assert governor._round_s(2.5, 0, True) == pytest.approx(COSTS.round_s(2.5, 0, greedy=True))
+
+
+def test_before_a_round_was_seen_it_says_what_it_assumes() -> None:
+    stream = governed(["head"], alphas={"head": 0.8})
+    stream.run(CODE, 40)
+    first = stream.governor.close(stream.seq)[0]
+    assert "head: 80% of first tokens kept, as its card says" in first.reason
+    later = Stream(stream.governor, sequence(1), ["head"])
+    later.round(CODE)
+    reason = stream.governor.close(later.seq)[0].reason
+    assert "of first tokens kept" in reason
+    assert "card" not in reason
+    alone = governed(["suffix"])
+    alone.round(CODE)
+    assert "suffix: 60% of first tokens assumed to be kept" in alone.governor.close(alone.seq)[0].reason

@@ -106,6 +106,11 @@ class Acceptance:
             self._gains = self._expected()
         return self._gains
 
+    @property
+    def seen(self) -> bool:
+        """Whether it rests on a round, of this request or of another."""
+        return self.shared.counts.reached[0] > 0
+
     def first(self) -> float:
         """Chance that the first token is drafted and kept."""
         return self.gains()[0][1]

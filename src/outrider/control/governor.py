@@ -114,6 +114,7 @@ class GovernorController:
         for name in self.drafters:
             costs.draft_s(name, 1, greedy=True)  # raises where its cost is not known
         guesses = alphas or {}
+        self._carded = frozenset(guesses)
         self.shared = {name: SharedAcceptance(most, guesses.get(name, UNKNOWN)) for name in self.drafters}
         self._states: dict[int, _State] = {}
         self._rounds_s: dict[tuple[int, bool], list[float]] = {}
@@ -265,7 +266,7 @@ class GovernorController:
     def _reason(self, state: _State, best: Option, gain: float, stay: Option, stay_gain: float) -> str:
         parts = [state.why] if state.why else []
         for name in dict.fromkeys(option.drafter for option in (best, stay) if option.k):
-            parts.append(f"{name}: {state.acceptance[name].first():.0%} of first tokens kept")
+            parts.append(f"{name}: {self._first(state.acceptance[name], name)}")
         if best.same(stay):
             parts.append(
                 f"{best} at {gain:.2f} x plain is the best of what is known" if best.k else "nothing else pays"
@@ -273,6 +274,13 @@ class GovernorController:
         else:
             parts.append(f"{best} at {gain:.2f} x plain, {stay} at {stay_gain:.2f}")
         return "; ".join(parts)
+
+    def _first(self, acceptance: Acceptance, name: str) -> str:
+        """How many first tokens are kept, and how that is known."""
+        share = f"{acceptance.first():.0%} of first tokens"
+        if acceptance.seen:
+            return f"{share} kept"
+        return f"{share} kept, as its card says" if name in self._carded else f"{share} assumed to be kept"
 
     def _probe(self, seq: Sequence, state: _State) -> Option | None:
         """One token of a drafter that is off, when the purse allows what that is expected to lose."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shlex
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -67,16 +68,21 @@ def drafter_identities(
 
 
 def build_governor(
-    target: LoadedModel, identities: Mapping[str, str], heads: Mapping[str, OpenedHead], most: int
+    target: LoadedModel,
+    identities: Mapping[str, str],
+    heads: Mapping[str, OpenedHead],
+    most: int,
+    options: Mapping[str, object],
 ) -> tuple[Controller, Decision]:
-    """A governor over these drafters, by the costs that were kept, and where those are. Raises ConfigError where costs
-    are missing or no longer hold."""
+    """A governor over these drafters, by the costs that were kept, and where those are. Raises ConfigError, with the
+    command that measures them under these `options`, where costs are missing or no longer hold."""
     kept = find_costs(costs_folder(), cost_key(target), identities)
     if kept.costs is None or kept.stale:
-        names = ",".join(identities) or "none"
+        words = ["outrider", "profile", target.name, "-d", ",".join(identities) or "none"]
+        for option, value in options.items():
+            words += [option, str(value)] if value not in (None, "auto") else []
         raise ConfigError(
-            f"controller 'governor' needs measured costs: {kept.stale[0]}; measure them with outrider profile "
-            f"(the same target, --dtype, --threads, --draft-model and --draft-dtype, and -d {names})"
+            f"controller 'governor' needs measured costs: {kept.stale[0]}; measure them with: {shlex.join(words)}"
         )
     alphas = {}
     for name, head in heads.items():

@@ -140,11 +140,14 @@ class LLM:
         self._identify: Callable[[], dict[str, str]] | None = partial(
             drafter_identities, [name for name in names if name != "none"], draft, heads, drafter_options
         )
-        decides = self._governor(target, heads) if governed else controller_class("fixed")(self.k)
+        told = {"--draft-model": draft_model, "--dtype": dtype, "--draft-dtype": draft_dtype, "--threads": threads}
+        decides = self._governor(target, heads, told) if governed else controller_class("fixed")(self.k)
         self._finish(target.model, drafters, decides, rule, target.tokenizer, target.template, max_batch, on_trace)
 
-    def _governor(self, target: LoadedModel, heads: Mapping[str, OpenedHead]) -> Controller:
-        decides, why = build_governor(target, self.drafter_identities(), heads, self.k)
+    def _governor(
+        self, target: LoadedModel, heads: Mapping[str, OpenedHead], options: Mapping[str, object]
+    ) -> Controller:
+        decides, why = build_governor(target, self.drafter_identities(), heads, self.k, options)
         self.plan.append(why)
         return decides
 
