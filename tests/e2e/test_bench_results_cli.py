@@ -231,6 +231,10 @@ def other_draft(document):
     document["model"]["draft"] = "another"
 
 
+def no_schema(document):
+    del document["schema"]
+
+
 def other_schema(document):
     document["schema"] = "outrider.bench/0"
 
@@ -247,6 +251,7 @@ def no_lanes(document):
         (other_form, "was measured with form 'raw', this run has 'chat'"),
         (other_rule, "was measured with rule 'coupled', this run has 'greedy'"),
         (other_draft, "was measured with draft 'another', this run has "),
+        (no_schema, "is no document of outrider bench: give"),
         (other_schema, "has schema 'outrider.bench/0', readable is 'outrider.bench/1'"),
         (no_lanes, "there is nothing to compare"),
     ],

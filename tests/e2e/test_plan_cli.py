@@ -287,9 +287,9 @@ def test_a_system_that_does_not_tell(plan, monkeypatch):
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (["--context", "4096"], "context = 4096 is not allowed: give 1 to 2048"),
-        (["--context", "0"], "context = 0 is not allowed"),
-        (["--batch", "0"], "batch = 0 is not allowed"),
+        (["--context", "4096"], "--context 4096 is not allowed: give 1 to 2048"),
+        (["--context", "0"], "--context 0 is not allowed"),
+        (["--batch", "0"], "--batch 0 is not allowed"),
         (["--batch", "1" + 400 * "0"], "give an integer from 1 to 1000000000"),
         (["-k", "65"], "K = 65 is not allowed"),
         (["--dtype", "float31"], "dtype 'float31' is not allowed"),

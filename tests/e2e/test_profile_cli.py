@@ -156,7 +156,7 @@ def test_sizes_that_the_file_cannot_hold_are_refused_before_the_weights(profile,
     monkeypatch.setattr("outrider.engine.llm.open_model", None)
     code, out, err = profile("--context", "300")
     assert (code, out) == (2, "")
-    assert "context = 300 and 16 rows do not fit" in err
+    assert "--context 300 and 16 rows do not fit" in err
     assert "holds 256 tokens: give --context 240 or less" in err
 
 
@@ -171,12 +171,12 @@ def test_a_full_context_leaves_out_the_rounds_and_says_so(profile):
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["--rows", "0,2"], "rows = 0 is not allowed: give integers >= 1"),
-        (["--rows", "-3"], "rows = -3 is not allowed"),
+        (["--rows", "0,2"], "--rows 0 is not allowed: give integers >= 1"),
+        (["--rows", "-3"], "--rows -3 is not allowed"),
         (["--rows", "1,x"], "--rows '1,x' is not allowed"),
         (["--rows", ""], "--rows '' is not allowed"),
-        (["--context", "0"], "context = 0 is not allowed"),
-        (["--repeat", "0"], "repeat = 0 is not allowed"),
+        (["--context", "0"], "--context 0 is not allowed"),
+        (["--repeat", "0"], "--repeat 0 is not allowed"),
         (["--threads", "0", "--context", "20"], "threads = 0 is not allowed"),
         (["--repeat", "2", "--repeat", "3"], "--repeat was given 2 times"),
         (["--context", "254", "--rows", "1,4"], "holds 256 tokens: give --context 252 or less"),

@@ -98,11 +98,11 @@ class Work:
         check_k(self.k)
         if not 1 <= self.context <= self.target.context_length:
             raise ConfigError(
-                f"context = {self.context} is not allowed: give 1 to {self.target.context_length}, which "
+                f"--context {self.context} is not allowed: give 1 to {self.target.context_length}, which "
                 f"{self.target.name} holds"
             )
         if not 1 <= self.batch <= MOST_BATCH:
-            raise ConfigError(f"batch = {self.batch} is not allowed: give an integer from 1 to {MOST_BATCH}")
+            raise ConfigError(f"--batch {self.batch} is not allowed: give an integer from 1 to {MOST_BATCH}")
 
     def items(self) -> list[Item]:
         found = list(_model_items(self.target, self))

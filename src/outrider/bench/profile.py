@@ -190,16 +190,16 @@ def parse_rows(text: str) -> tuple[int, ...]:
             f"--rows {text!r} is not allowed: give integers >= 1 separated by commas, as in 1,2,5"
         ) from None
     if (least := min(rows)) < 1:
-        raise ConfigError(f"rows = {least} is not allowed: give integers >= 1, as in 1,2,5")
+        raise ConfigError(f"--rows {least} is not allowed: give integers >= 1, as in 1,2,5")
     return tuple(sorted(rows | {1}))
 
 
 def check_sizes(context: int, repeat: int) -> None:
     """Raises ConfigError for what no model can do."""
     if context < 1:
-        raise ConfigError(f"context = {context} is not allowed: give an integer >= 1, the tokens before the pass")
+        raise ConfigError(f"--context {context} is not allowed: give an integer >= 1, the tokens before the pass")
     if repeat < 1:
-        raise ConfigError(f"repeat = {repeat} is not allowed: give an integer >= 1")
+        raise ConfigError(f"--repeat {repeat} is not allowed: give an integer >= 1")
 
 
 def check_room(name: str, context_length: int, context: int, most: int) -> None:
@@ -208,7 +208,7 @@ def check_room(name: str, context_length: int, context: int, most: int) -> None:
     if context > room:
         remedy = f"give --context {room} or less, or fewer rows" if room > 0 else "give fewer rows"
         raise ConfigError(
-            f"context = {context} and {most} rows do not fit {name}, whose context holds {context_length} tokens: "
+            f"--context {context} and {most} rows do not fit {name}, whose context holds {context_length} tokens: "
             f"{remedy}"
         )
 

@@ -24,8 +24,10 @@ def read_document(path: Path, option: str, schema: str) -> JsonObject:
         values = _parsed(text.rstrip().rpartition("\n")[2])
     if not isinstance(values, dict):
         raise ConfigError(f"{option} {path} is no JSON object: {remedy}")
-    if values.get("schema") != schema:
-        found = str(values.get("schema"))[:40]
+    if values.get("schema") is None:
+        raise ConfigError(f"{option} {path} is no document of {command}: {remedy}")
+    if values["schema"] != schema:
+        found = str(values["schema"])[:40]
         raise ConfigError(f"{option} {path} has schema {found!r}, readable is {schema!r}: {remedy}")
     return JsonObject(path, values)
 
