@@ -36,7 +36,7 @@ IGNORED = ("verifier_norm.weight", "verifier_lm_head.weight", "rotary_emb.inv_fr
 """Copies of the target's own tensors, and tables that follow from the configuration."""
 OUTPUT_OF_INPUT = -1
 """What the input of a layer is the output of: the layer before."""
-MOST_LAYERS, MOST_ROWS = 64, 1024
+MOST_LAYERS, MOST_ROWS, MOST_RANK = 64, 1024, 2**16
 WHAT = "a block head"
 
 
@@ -123,7 +123,7 @@ def _check(config: BlockConfig, inner: JsonObject, said: JsonObject) -> None:
         "block_size": (config.block_size, least, MOST_ROWS),
         "draft_vocab_size": (config.draft_vocab_size, 1, config.vocab_size),
         "mask_token_id": (config.mask_token_id, 0, config.vocab_size - 1),
-        "markov_rank": (config.markov_rank, 0, 2**16),
+        "markov_rank": (config.markov_rank, 0, MOST_RANK),
         "target_hidden_size": (config.target_hidden_size, 1, 2**31 - 1),
     }
     for name, (value, low, high) in ranges.items():

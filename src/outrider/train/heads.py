@@ -17,17 +17,29 @@ from torch import Tensor, nn
 from outrider.core.protocols import Drafter
 from outrider.core.registry import drafter_class
 from outrider.core.types import TargetIdentity
+from outrider.drafters.block_files import MOST_LAYERS, MOST_RANK, MOST_ROWS
 from outrider.drafters.block_net import MARKOV_HEADS
+from outrider.drafters.head_files import MOST_TOKENS
 from outrider.drafters.head_layer import LayerShape
 from outrider.drafters.head_training import Lesson, Losses
-from outrider.drafters.options import require_int
+from outrider.drafters.medusa_files import MOST as MOST_HEADS
 from outrider.drafters.reduced_vocab import ReducedVocab
 from outrider.errors import ConfigError
 from outrider.models.decoder import Decoder
 from outrider.models.load import LoadedModel
+from outrider.train.ranges import require_within
 
 MOST_POSITIONS = 4096
 """Positions that a new head looks back, at most."""
+RANGES = {
+    "draft_vocab": (0, MOST_TOKENS),
+    "depth": (1, min(MOST_LAYERS, MOST_HEADS)),
+    "block_size": (2, MOST_ROWS - 1),
+    "markov_rank": (1, MOST_RANK),
+    "anchors": (1, 2**16),
+    "steps": (1, MOST_HEADS),
+}
+"""What is allowed of a new head: no more than its files may say. A block of dflash has a row more than draft tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +55,7 @@ class HeadSettings:
     anchors       blocks learned of each sequence at a time (dflash, dspark)
     steps         draft tokens learned behind each position (eagle3, mtp); heads (medusa)
     draft_model   the folder of a model to train on (draft_model)
-    start         the folder of a head of the same sizes to train on, with its draft vocabulary; "": a new one
+    start         the folder of a head of these settings to train on, with its draft vocabulary; "": a new one
     """
 
     draft_vocab: int = 8192
@@ -58,9 +70,8 @@ class HeadSettings:
     start: str = ""
 
     def __post_init__(self) -> None:
-        lows = {"draft_vocab": 0, "depth": 1, "block_size": 2, "markov_rank": 1, "anchors": 1, "steps": 1}
-        for name, low in lows.items():
-            require_int("train", name, getattr(self, name), low)
+        for name, (low, high) in RANGES.items():
+            require_within(name, getattr(self, name), low, high)
         if self.markov_head_type not in MARKOV_HEADS:
             raise ConfigError(
                 f"train: markov_head_type = {self.markov_head_type!r} is not allowed: give {' or '.join(MARKOV_HEADS)}"

@@ -23,6 +23,7 @@ from outrider.drafters.options import require_int, require_number
 from outrider.errors import ConfigError, ModelFileError
 from outrider.train.heads import TrainedHead
 from outrider.train.lessons import Lessons, Place
+from outrider.train.ranges import MOST_SEED, require_within
 from outrider.train.shards import write_whole
 
 CHECKPOINT = "checkpoint.pt"
@@ -62,6 +63,7 @@ class TrainSettings:
             require_int("train", name, getattr(self, name), low)
         for name, least, most in (("lr", 1e-9, 1.0), ("warm_up", 0.0, 1.0), ("clip", 1e-9, 1e9)):
             require_number("train", name, getattr(self, name), least, most)
+        require_within("seed", self.seed, 0, MOST_SEED)
         if self.precision not in ("auto", *PRECISIONS):
             raise ConfigError(
                 f"train: precision = {self.precision!r} is not allowed: give auto, {' or '.join(PRECISIONS)}"
