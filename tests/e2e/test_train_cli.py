@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from outrider import LLM, SamplingParams, Speculation
 from outrider.cli.main import main
@@ -177,6 +178,37 @@ def test_a_second_harvest_is_learned_from_too(
     (more / "harvest.json").write_text(json.dumps(manifest | {"layers": [0]}))
     assert main(command(world, kind, tmp_path / "other", "--more-data", str(more), "--quiet")) == 2
     assert "is a harvest with layers = [0]" in capsys.readouterr().err
+    older = {key: value for key, value in manifest.items() if key not in ("hidden_size", "weights")}
+    (more / "harvest.json").write_text(json.dumps(older))
+    assert main(command(world, kind, tmp_path / "older", "--more-data", str(more), "--dry-run", "--quiet")) == 0
+
+
+def test_a_harvest_of_another_target_is_refused(
+    world: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of the same name and tokens: its weights tell it, or else the width of its hidden states."""
+    assert main(command(world, "medusa", tmp_path / "first", "--quiet")) == 0
+    data = shutil.copytree(world["root"] / "data", tmp_path / "data")
+    twin = {**world, "target": write_tiny_model(tmp_path / "twin" / "target", layers=6, seed=9)}
+    manifest = json.loads((data / "harvest.json").read_text()) | {"target": str(twin["target"])}
+    (data / "harvest.json").write_text(json.dumps(manifest))
+    ask = _replaced(command(twin, "medusa", tmp_path / "out", "--quiet"), ["--data", str(data)])
+    capsys.readouterr()
+    assert main(ask) == 2
+    assert "was begun with weights = '" in capsys.readouterr().err
+    fresh = _replaced(ask, ["--data", str(tmp_path / "fresh")])
+    assert main([*fresh, "--more-data", str(data)]) == 2
+    assert "is a harvest with weights = '" in capsys.readouterr().err
+    assert manifest["hidden_size"] == 64
+    older = {key: value for key, value in manifest.items() if key not in ("hidden_size", "weights")}
+    (data / "harvest.json").write_text(json.dumps(older))
+    for shard in read_shards(data):
+        tensors = load_file(shard.path)
+        save_file(tensors | {"features": tensors["features"][:, 1:].contiguous()}, shard.path)
+    for given in ([*fresh, "--more-data", str(data)], ask):
+        assert main(given) == 2
+        assert "hidden states of 191 numbers a token, and this run's are of 192" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
 
 
 def test_another_setting_for_a_run_that_was_begun_is_refused(
@@ -185,7 +217,7 @@ def test_another_setting_for_a_run_that_was_begun_is_refused(
     kind, out = trained
     assert main(command(world, kind, out, "--lr", "0.01")) == 2
     said = capsys.readouterr().err
-    assert "was begun with train" in said
+    assert "was begun with train.lr = 0.0008 and is asked to go on with 0.01" in said
     assert "give the same setting, or another folder" in said
 
 
@@ -213,6 +245,18 @@ def test_a_dry_run_says_what_it_takes_and_writes_nothing(
         (["--readings", "0.6"], "readings = 0.6 and written = 0.5 are not allowed together"),
         (["--conversations", "-3"], "conversations = -3 is not allowed"),
         (["--block-size", "1"], "block_size = 1 is not allowed"),
+        (["--block-size", "1024"], "block_size = 1024 is not allowed: give an integer from 2 to 1023"),
+        (["--depth", "65"], "depth = 65 is not allowed: give an integer from 1 to 64"),
+        (["--markov-rank", "65537"], "markov_rank = 65537 is not allowed: give an integer from 1 to 65536"),
+        (["--steps", "65"], "steps = 65 is not allowed: give an integer from 1 to 64"),
+        (["--anchors", "0"], "anchors = 0 is not allowed"),
+        (
+            ["--seed", "9" * 23],
+            "seed = 99999999999999999999999 is not allowed: give an integer from 0 to 9223372036854",
+        ),
+        (["--seed", "-1"], "seed = -1 is not allowed"),
+        (["--from", "t/nosuch"], "t/nosuch does not exist. Give the folder of a draft head"),
+        (["--more-data", "t/nosuch"], "t/nosuch is no harvest, for it holds no harvest.json"),
         (["--markov-head", "gated"], "markov_head_type = 'gated' is not allowed"),
         (["--temperatures", "0,hot"], "--temperatures '0,hot' is not allowed"),
         (["--k", "0"], "k = 0 is not allowed"),
@@ -228,6 +272,19 @@ def test_bad_options_are_one_line(
     err = capsys.readouterr().err
     assert said in err
     assert len(err.strip().splitlines()) == 1
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(("name", "what"), [("nosuch", "does not exist"), ("prompts.jsonl", "is no folder")])
+def test_a_draft_model_that_is_not_there_is_said_so(
+    world: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, what: str
+) -> None:
+    ask = command(world, "draft_model", tmp_path / "out", "--quiet")
+    given = str(world["root"] / name)
+    assert main(_replaced(ask, ["--draft-model", given])) == 2
+    said = capsys.readouterr().err
+    assert said.strip() == f"outrider: {given} {what}: give the folder of the model to train (--draft-model)"
+    assert not (tmp_path / "out").exists()
 
 
 def test_an_unknown_kind_is_refused(world: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -273,7 +330,7 @@ def test_a_folder_that_cannot_be_made_is_one_line(
 def test_a_run_may_start_from_a_finished_head(
     world: dict[str, Path], trained: tuple[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It keeps the head's draft vocabulary, begins with its weights, and refuses one of other sizes."""
+    """It keeps the head's draft vocabulary, begins with its weights, and refuses one of other settings."""
     kind, out = trained
     ask = command(world, kind, tmp_path / "more", "--from", str(out / "head"), "--quiet")
     if kind == "draft_model":
@@ -287,7 +344,21 @@ def test_a_run_may_start_from_a_finished_head(
     if kind in ("dspark", "dflash"):
         other = command(world, kind, tmp_path / "other", "--from", str(out / "head"), "--depth", "3", "--quiet")
         assert main(other) == 2
-        assert "is of other sizes than the one asked for" in capsys.readouterr().err
+        assert "was trained with n_layers = 2 and is asked to go on with 3" in capsys.readouterr().err
+        assert not (tmp_path / "other").exists()
+    if kind == "medusa":
+        asked, said = ["--steps", "3"], "was trained with n_heads = 2 and is asked to go on with 3"
+        given = out / "head"
+    else:
+        asked, said = [], "layer.rope_theta = 20000.0 and is asked to go on with 10000.0"
+        given = shutil.copytree(out / "head", tmp_path / "turned")
+        config = json.loads((given / "config.json").read_text())
+        for told in (config, config.get("transformer_layer_config", {})):
+            told["rope_theta"] = 20000.0
+        (given / "config.json").write_text(json.dumps(config))
+    ask = _replaced(command(world, kind, tmp_path / "turning", "--dry-run"), asked or ["--epochs", "2"])
+    assert main([*ask, "--from", str(given), "--quiet"]) == 2
+    assert said in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from outrider.core.types import TargetIdentity
 from outrider.drafters.head_loss import fused_loss
 from outrider.drafters.head_training import Aims, Lesson, Losses, mean
 from outrider.drafters.reduced_vocab import ReducedVocab
+from outrider.errors import ModelNotFoundError
 from outrider.models.decoder import Decoder
 from outrider.models.hf import TransformersModel
 from outrider.models.load import load_model
@@ -37,6 +38,9 @@ class DraftInTraining(TrainedHead):
 
     def __init__(self, parts: TargetParts, vocab: ReducedVocab, settings: HeadSettings) -> None:
         self._folder, self.wants = Path(settings.draft_model), ()
+        if not self._folder.is_dir():
+            what = "is no folder" if self._folder.exists() else "does not exist"
+            raise ModelNotFoundError(f"{self._folder} {what}: give the folder of the model to train (--draft-model)")
         loaded = TransformersModel.from_folder(self._folder)
         tokenizer = Tokenizer.from_folder(self._folder, vocab_size=loaded.vocab_size)
         own = parts.opened.tokenizer

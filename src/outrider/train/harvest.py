@@ -19,6 +19,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from outrider.control.cost_cache import identity_of_files
 from outrider.core.draft import Draft, DraftLaw, SeqDraft
 from outrider.core.json_file import JsonObject
 from outrider.core.protocols import Committed
@@ -32,8 +33,11 @@ from outrider.engine.request import Request, Result, Speculation
 from outrider.errors import ConfigError, ModelFileError
 from outrider.models.load import LoadedModel
 from outrider.train.questions import Questions, Written
+from outrider.train.ranges import MOST_SEED, require_within
 from outrider.train.shards import HARVEST, Harvested, read_shards, write_manifest, write_shard, write_whole
 
+OLDER_LACK = ("hidden_size", "weights")
+"""Keys of harvest.json that the first harvests were made without."""
 LEFT_OUT = "left-out.json"
 """Names the conversations that gave nothing."""
 SHARD_SEQUENCES = 64
@@ -74,6 +78,7 @@ class HarvestSettings:
     def __post_init__(self) -> None:
         for name, low in (("conversations", 1), ("max_tokens", 1), ("longest_prompt", 1), ("likeliest", 1)):
             require_int("train", name, getattr(self, name), low)
+        require_within("seed", self.seed, 0, MOST_SEED)
         for name in ("follow_ups", "readings", "written"):
             require_number("train", name, getattr(self, name), 0, 1)
         for temperature in self.temperatures:
@@ -161,10 +166,7 @@ class Harvester:
         self._opened, self._settings, self._folder = opened, settings, folder
         shares = {name: getattr(settings, name) for name in ("follow_ups", "readings", "written")}
         self._questions = Questions(prompts, seed=settings.seed, **shares)
-        digest = hashlib.sha256("\n".join(repr(p.turns) for p in prompts).encode()).hexdigest()
-        made_by = {"target": identity.names[0], "vocabulary_sha256": identity.vocabulary_sha256}
-        chosen = {name: value for name, value in asdict(settings).items() if name != "conversations"}  # may grow
-        write_manifest(folder, HARVEST, {**made_by, "prompts_sha256": digest, "n_prompts": len(prompts), **chosen})
+        write_manifest(folder, HARVEST, manifest_of(opened, identity, prompts, settings), OLDER_LACK)
         shards = read_shards(folder)
         self._next_shard = len(shards)
         self._left_out = _left_out(folder)
@@ -304,6 +306,27 @@ class Harvester:
             torch.cat(ids),
             torch.cat(logps),
         )
+
+
+def manifest_of(
+    opened: LoadedModel, identity: TargetIdentity, prompts: Seq[Conversation], settings: HarvestSettings
+) -> dict[str, object]:
+    """What harvest.json says of a harvest. The number of conversations is not in it: it may grow."""
+    return {
+        "target": identity.names[0],
+        "vocabulary_sha256": identity.vocabulary_sha256,
+        "hidden_size": require_host("train", opened.model).hidden_size,
+        "weights": _identity_of_weights(opened.path),
+        "prompts_sha256": hashlib.sha256("\n".join(repr(p.turns) for p in prompts).encode()).hexdigest(),
+        "n_prompts": len(prompts),
+        **{name: value for name, value in asdict(settings).items() if name != "conversations"},
+    }
+
+
+def _identity_of_weights(path: Path) -> str:
+    """A short hash of the files that hold them, whatever else lies in the model's folder."""
+    files = [path] if path.is_file() else sorted(path.glob("*.safetensors"))
+    return hashlib.sha256("".join(map(identity_of_files, files)).encode()).hexdigest()[:20]
 
 
 def _left_out(folder: Path) -> list[int]:

@@ -9,10 +9,12 @@ Shapes: d width, F features.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,11 +22,12 @@ from torch import Tensor, nn
 from outrider.core.registry import unknown
 from outrider.drafters import eagle3_files, mtp_files
 from outrider.drafters.block_files import read_block, write_block
-from outrider.drafters.block_net import BlockConfig, BlockNet
+from outrider.drafters.block_net import MARKOV_HEADS, BlockConfig, BlockNet
 from outrider.drafters.block_training import block_loss
 from outrider.drafters.eagle3_files import read_eagle3, write_eagle3
 from outrider.drafters.eagle3_net import Eagle3Config, Eagle3Net, training_time_test
 from outrider.drafters.head_fit import require_fit
+from outrider.drafters.head_layer import LayerShape
 from outrider.drafters.head_training import Lesson, Losses
 from outrider.drafters.medusa_files import read_medusa, write_medusa
 from outrider.drafters.medusa_net import MedusaConfig, MedusaNet, medusa_losses
@@ -37,6 +40,8 @@ from outrider.train.heads import HeadSettings, TargetParts, TrainedHead, default
 
 SPARK_WEIGHTS = (0.1, 1.8)
 """Of the cross-entropy and of the total variation, which is half of the published L1 distance."""
+OF_TARGET = ("target_name", "vocabulary_sha256")
+"""Fields of a head's configuration that say whose it is, which `require_fit` compares."""
 
 
 def _begin_attention(layer: nn.Module, given: dict[str, Tensor]) -> None:
@@ -64,7 +69,7 @@ class Eagle3InTraining(TrainedHead):
     def __init__(self, parts: TargetParts, vocab: ReducedVocab, settings: HeadSettings) -> None:
         self.vocab, self._steps = vocab, settings.steps
         self.wants = settings.layers or default_layers(parts.target.n_layers)
-        ids = tuple(layer + 1 for layer in self.wants)  # of the layers whose inputs these outputs are
+        ids = _inputs(self.wants)
         config = Eagle3Config(layer=parts.shape, layer_ids=ids, own_head=False, **parts.vocabulary(vocab))  # type: ignore[arg-type]
         self._net = Eagle3Net(config, vocab)
         self._embedding_Vd, self._head_Sd = parts.embedding_Vd, parts.head_Sd(vocab)
@@ -175,8 +180,9 @@ class BlockInTraining(TrainedHead):
             layer_ids=self.wants,
             sample_from_anchor=spark,
             markov_rank=settings.markov_rank if spark else 0,
-            markov_head_type=settings.markov_head_type,
+            markov_head_type=settings.markov_head_type if spark else MARKOV_HEADS[0],
             confidence=spark,
+            confidence_with_markov=spark,
             **parts.vocabulary(vocab),  # type: ignore[arg-type]
         )
         self._net = BlockNet(config, vocab)
@@ -234,8 +240,8 @@ READERS: Mapping[str, Callable[[str], Eagle3Net | MtpNet | MedusaNet | BlockNet]
 
 
 def start_from(kind: str, folder: str, parts: TargetParts, settings: HeadSettings) -> TrainedHead:
-    """A head that begins as the one in `folder`, whose draft vocabulary it keeps. Raises ConfigError where it is of
-    other sizes, PairingError where it is another target's."""
+    """A head that begins as the one in `folder`, whose draft vocabulary it keeps. Raises ConfigError where the settings
+    are others than that was trained with, PairingError where it is another target's."""
     if kind not in READERS:
         raise ConfigError(f"train: {kind} cannot start from a head: name the model to train on with --draft-model")
     given = READERS[kind](folder).float()
@@ -243,12 +249,36 @@ def start_from(kind: str, folder: str, parts: TargetParts, settings: HeadSetting
         f"the head {folder}", given.config.trained_for(by_name=True), parts.target, parts.target, parts.identity
     )
     head = RECIPES[kind](parts, given.vocab, settings)
-    try:
-        head.net.load_state_dict(given.state_dict())
-    except RuntimeError as error:
-        reason = " ".join(str(error).split())[:200]
-        raise ConfigError(f"train: the head {folder} is of other sizes than the one asked for ({reason})") from None
+    asked: Any = head.net
+    for name, was, value in _differing(_stated(given.config, parts), asked.config):
+        raise ConfigError(
+            f"train: the head {folder} was trained with {name} = {was!r} and is asked to go on with {value!r}: give "
+            "the settings that it was trained with, or begin a new head"
+        )
+    asked.load_state_dict(given.state_dict())
     return head
+
+
+def _stated(config: Any, parts: TargetParts) -> Any:
+    """The configuration with the layers that it reads, where it leaves them to the reader."""
+    if isinstance(config, Eagle3Config) and config.layer_ids is None:
+        return replace(config, layer_ids=_inputs(default_layers(parts.target.n_layers)))
+    return config
+
+
+def _inputs(layers: tuple[int, ...]) -> tuple[int, ...]:
+    """The layers whose inputs these layers' outputs are."""
+    return tuple(layer + 1 for layer in layers)
+
+
+def _differing(given: Any, asked: Any, within: str = "") -> Iterator[tuple[str, object, object]]:
+    """(dotted name, the given head's value, the one asked for) of all fields that change what a head computes."""
+    for field in fields(asked):
+        was, value = getattr(given, field.name), getattr(asked, field.name)
+        if isinstance(value, LayerShape):
+            yield from _differing(was, value, f"{within}{field.name}.")
+        elif was != value and field.name not in OF_TARGET:
+            yield f"{within}{field.name}", was, value
 
 
 LAYOUTS: Mapping[str, tuple[str, ...]] = MappingProxyType(

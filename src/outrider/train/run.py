@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import platform
 import shutil
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
@@ -32,18 +33,18 @@ from outrider.engine.prompt_file import Conversation
 from outrider.errors import ConfigError
 from outrider.models.decoder import Decoder
 from outrider.models.load import LoadedModel
-from outrider.train.harvest import Harvester, HarvestSettings
+from outrider.train.harvest import OLDER_LACK, Harvester, HarvestSettings, manifest_of
 from outrider.train.heads import HeadSettings, TargetParts, TrainedHead
 from outrider.train.lessons import HELD_OUT_EVERY, Lessons, frequent_tokens
 from outrider.train.recipes import RECIPES, start_from
-from outrider.train.shards import HARVEST, Shard, read_shards, write_manifest
+from outrider.train.shards import HARVEST, Shard, as_json, read_shards, require_manifest, write_manifest
 from outrider.train.trainer import CHECKPOINT, Trainer, TrainSettings, read_checkpoint
 
 RUN = "run.json"
 HEAD = "head"
 PROMPT_TOKENS = 100
 """Of a sequence, where the disk that a harvest takes is foretold; answers are taken to be as long as they may."""
-SAME_HARVEST = ("vocabulary_sha256", "layers", "likeliest")
+SAME_HARVEST = ("vocabulary_sha256", "hidden_size", "weights", "layers", "likeliest")
 """What harvests must have in common to be learned from together."""
 MASK_NAMES = ("reserved", "unused", "empty_output", "extra_id", "file_sep", "fim_pad")
 """Parts of the names of special tokens that no text holds, in the order in which they are preferred."""
@@ -73,8 +74,10 @@ class RunSettings:
 class TrainRun:
     """A run in `folder`; its stages are `harvest`, `train` and `finish`, in this order.
 
-    Raises ConfigError for a folder that was begun with other settings, a target that cannot be trained on, a draft
-    vocabulary that is larger than the target's, and a disk that is too small.
+    What is given is tried before anything is written. Raises ConfigError for a folder that was begun with other
+    settings, a target that cannot be trained on, a draft vocabulary that is larger than the target's, a harvest of
+    another target, a head of other settings to start from, and a disk that is too small; ModelNotFoundError,
+    ModelFileError or PairingError for such a head or a draft model that cannot be used.
     """
 
     def __init__(
@@ -89,6 +92,14 @@ class TrainRun:
         self.settings, self.folder, self.data = settings, folder, data
         self.identity = identity_of(opened)
         self._prompts = prompts
+        self._require_harvests(manifest_of(opened, self.identity, prompts, settings.harvest))
+        if settings.head.draft_model or (settings.head.start and not self._begun):
+            self._head([])
+
+    @property
+    def _begun(self) -> bool:
+        """Whether a head was trained here for some steps."""
+        return (self.folder / CHECKPOINT).exists()
 
     def begin(self) -> None:
         """Writes down what is asked for; a folder that was begun must have been asked for the same."""
@@ -126,7 +137,6 @@ class TrainRun:
 
     def trainer(self) -> Trainer:
         """At the step that was reached."""
-        self.harvests()
         shards = self._shards()
         head, train = self._head(shards), self.settings.train
         lessons = Lessons(
@@ -145,23 +155,44 @@ class TrainRun:
         return Trainer(head, lessons, train, self.folder)
 
     def harvests(self) -> list[dict[str, object]]:
-        """How the harvests came about that the head learns from. Raises ConfigError for one of another kind."""
-        own = dict(JsonObject.read(self.data / HARVEST).values)
-        more = [dict(JsonObject.read(Path(folder) / HARVEST).values) for folder in self.settings.more_data]
-        for folder, other in zip(self.settings.more_data, more, strict=True):
-            if differs := [key for key in SAME_HARVEST if other.get(key) != own.get(key)]:
+        """How the harvests came about that the head learns from."""
+        return [dict(JsonObject.read(folder / HARVEST).values) for folder in self._folders]
+
+    @property
+    def _folders(self) -> list[Path]:
+        """Of the harvests: the run's own, and the others."""
+        return [self.data, *map(Path, self.settings.more_data)]
+
+    def _require_harvests(self, manifest: Mapping[str, object]) -> None:
+        """Raises ConfigError for a harvest that was begun with other settings, a folder of more data that is no harvest
+        of this target and these layers, and hidden states of another width in any."""
+        require_manifest(self.data, HARVEST, manifest, OLDER_LACK)
+        asked = as_json(manifest)
+        for folder in self._folders[1:]:
+            if not (folder / HARVEST).is_file():
                 raise ConfigError(
-                    f"{folder} is a harvest with {differs[0]} = {other.get(differs[0])!r} and {self.data} one with "
-                    f"{own.get(differs[0])!r}: give harvests of one target with the same layers"
+                    f"{folder} is no harvest, for it holds no {HARVEST}: give the folder of a finished one"
                 )
-        return [own, *more]
+            told = JsonObject.read(folder / HARVEST).values
+            for key in SAME_HARVEST:
+                if told.get(key) != asked[key] and (key in told or key not in OLDER_LACK):
+                    raise ConfigError(
+                        f"{folder} is a harvest with {key} = {told.get(key)!r}, and this run's is one with "
+                        f"{asked[key]!r}: give harvests of one target with the same layers"
+                    )
+            _require_some(folder, read_shards(folder))
+        width = self.target.hidden_size * len(self.settings.harvest.layers)
+        for shard in chain.from_iterable(map(read_shards, self._folders)):
+            if shard.n_features != width:
+                raise ConfigError(
+                    f"{shard.path} holds hidden states of {shard.n_features} numbers a token, and this run's are of "
+                    f"{width}: give harvests of one target with the same layers"
+                )
 
     def _shards(self) -> list[Shard]:
-        folders = [self.data, *map(Path, self.settings.more_data)]
-        shards = [read_shards(folder) for folder in folders]
-        for folder, found in zip(folders, shards, strict=True):
-            if not found:
-                raise ConfigError(f"{folder} has no shards: nothing was harvested")
+        shards = [read_shards(folder) for folder in self._folders]
+        for folder, found in zip(self._folders, shards, strict=True):
+            _require_some(folder, found)
         return list(chain.from_iterable(shards))
 
     def _head(self, shards: list[Shard]) -> TrainedHead:
@@ -169,10 +200,10 @@ class TrainRun:
         settings = self.settings.head
         torch.manual_seed(self.settings.train.seed)
         parts = TargetParts(self.opened, self.target, self.identity, self._mask_token())
-        rows, begun = self.target.embedding_rows, (self.folder / CHECKPOINT).exists()
-        if settings.start and not begun:
+        rows = self.target.embedding_rows
+        if settings.start and not self._begun:
             return start_from(self.settings.kind, settings.start, parts, settings)
-        if begun:
+        if self._begun:
             vocab = ReducedVocab(read_checkpoint(self.folder)["draft_ids"], rows)
         else:
             vocab = frequent_tokens(shards, settings.draft_vocab, self.target.vocab_size, rows=rows)
@@ -197,6 +228,11 @@ def native(opened: LoadedModel) -> Decoder:
             "GGUF file, or a folder of an architecture that the native decoder knows"
         )
     return opened.model
+
+
+def _require_some(folder: Path, shards: Seq[Shard]) -> None:
+    if not shards:
+        raise ConfigError(f"{folder} has no shards: nothing was harvested")
 
 
 def _made_with(path: Path, train: TrainSettings) -> dict[str, object]:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from itertools import accumulate
@@ -81,23 +81,46 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> None:
         raise ConfigError(f"{path} cannot be written ({reason}): make room, or give another folder") from None
 
 
-def write_manifest(folder: Path, name: str, manifest: Mapping[str, object]) -> None:
-    """Says in the file `name` what the folder's contents are, or checks that they are the same.
-
-    Raises ConfigError naming the first setting in which a folder that was begun differs.
-    """
+def write_manifest(folder: Path, name: str, manifest: Mapping[str, object], may_lack: Seq[str] = ()) -> None:
+    """Says in the file `name` what the folder's contents are, or checks it as `require_manifest` does."""
+    require_manifest(folder, name, manifest, may_lack)
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / name
-    if not path.exists():
+    if not (path := folder / name).exists():
         path.write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
+
+
+def require_manifest(folder: Path, name: str, manifest: Mapping[str, object], may_lack: Seq[str] = ()) -> None:
+    """Checks that a folder which was begun is asked to go on with the same; of the keys `may_lack` only what it says.
+
+    Raises ConfigError naming the first setting in which it differs.
+    """
+    if not (path := folder / name).exists():
         return
     begun = JsonObject.read(path).values
-    for key, value in json.loads(json.dumps(manifest)).items():
-        if begun.get(key) != value:
-            raise ConfigError(
-                f"{folder} was begun with {key} = {_short(begun.get(key))} and is asked to go on with {_short(value)}: "
-                "give the same setting, or another folder"
-            )
+    asked = {key: value for key, value in as_json(manifest).items() if key in begun or key not in may_lack}
+    for key, was, value in _differing(begun, asked):
+        raise ConfigError(
+            f"{folder} was begun with {key} = {was!r} and is asked to go on with {value!r}: give the same setting, or "
+            "another folder"
+        )
+
+
+def as_json(manifest: Mapping[str, object]) -> dict[str, object]:
+    """As it is read again: tuples are lists."""
+    values: dict[str, object] = json.loads(json.dumps(manifest))
+    return values
+
+
+def _differing(
+    begun: Mapping[str, object], asked: Mapping[str, object], within: str = ""
+) -> Iterator[tuple[str, object, object]]:
+    """(dotted key, what it was, what is asked for) wherever they differ."""
+    for key, value in asked.items():
+        was = begun.get(key)
+        if isinstance(was, dict) and isinstance(value, dict):
+            yield from _differing(was, value, f"{within}{key}.")
+        elif was != value:
+            yield f"{within}{key}", was, value
 
 
 class Shard:
@@ -112,6 +135,7 @@ class Shard:
             self.prompt_lens = self._numbers("prompt_len")
             self.learn_from = self._numbers("learn_from")
             self.starts = self._numbers("start")
+            self.n_features = self._rows("features", 0, 0).shape[1]
         except (SafetensorError, OSError, ValueError) as error:
             raise ModelFileError(
                 f"{path} cannot be read: {str(error).splitlines()[0][:120]}. Delete it: its conversations are then "
@@ -166,7 +190,3 @@ class Shard:
 def read_shards(folder: Path) -> list[Shard]:
     """All shards of a folder, in the order of their numbers."""
     return [Shard(path) for path in sorted(folder.glob(SHARDS))]
-
-
-def _short(value: object) -> str:
-    return repr(value)[:60]
