@@ -115,7 +115,7 @@ def plan_confidence(
         if drafter.min_confidence:
             least = f"{drafter.min_confidence:g}"
             found.append(Decision("min_confidence", least, f"less sure of a draft, {drafter.name} ends it, {why}"))
-    return found
+    return list(dict.fromkeys(found))
 
 
 def choose_most(k: int | None) -> tuple[int, Decision]:
