@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from outrider.bench.timing import Stopwatch, TimedDrafter
 from outrider.core.draft import DraftLaw, SeqDraft
 from outrider.core.protocols import Committed, Drafter, LanguageModel, Pass, Segment
 from outrider.core.registry import verifier_class
@@ -19,6 +20,7 @@ from outrider.core.step import PREFILL_CHUNK
 from outrider.core.types import SamplingParams, Sequence
 from outrider.core.warp import RowContext, distribution, warp
 from outrider.drafters.cascade import CascadeDrafter
+from outrider.drafters.chain import full_length
 from outrider.drafters.draft_model import DraftModelDrafter
 from outrider.drafters.fixed import FixedDrafter
 from outrider.drafters.layer_skip import LayerSkipDrafter
@@ -200,6 +202,17 @@ def test_a_draft_ends_before_it_gets_unsure_whatever_is_drawn() -> None:
         sure = list(accumulate((float(whole.q(i).weight_S.max()) for i in range(6)), operator.mul))
         assert whole.confidence == pytest.approx(sure)
         assert cut.tokens == whole.tokens[: sum(confidence >= 0.5 for confidence in sure)]
+
+
+def test_a_drafter_of_full_length_asks_for_no_confidence() -> None:
+    """By itself, timed, and in a cascade; the drafter that it was made of stays as it is."""
+    careful = DraftModelDrafter(model=SpyModel(), min_confidence=1.0)
+    for drafter in (careful, TimedDrafter(careful, Stopwatch()), CascadeDrafter(drafters=[careful])):
+        free, seq = full_length(drafter), sequence(0, [1, 2])
+        for one, size in ((free, 3), (drafter, 0)):
+            one.open(seq)
+            assert one.propose([seq], [3], CounterRng()).seqs[0].size == size
+            one.close(seq)
 
 
 def test_a_draft_ends_at_a_token_that_would_end_the_answer() -> None:

@@ -127,13 +127,6 @@ def test_rows_take_turns_and_the_first_round_is_not_counted():
     assert list(found) == [1, 2, 4]
 
 
-def test_what_runs_beside_takes_its_turn():
-    spy = Spy()
-    found = time_passes(spy, None, [7] * 4, (1, 2), repeat=2, beside=lambda: spy.rows.append("plain"))
-    assert spy.rows == [1, 2, "plain", 2, "plain", 1, "plain", 1, 2]
-    assert list(found) == [1, 2]
-
-
 def test_a_pass_leaves_the_cache_as_it_was():
     decoder = tiny_decoder()
     cache = decoder.new_cache()

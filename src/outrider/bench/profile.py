@@ -1,7 +1,7 @@
 """`profile`: what a target pass costs by its number of rows, and what of that is memory, prefill, sampling, overhead.
 
-The numbers of rows and plain decoding through the engine take turns, round by round, in an order that rotates: a
-disturbance hits all of them alike.
+The numbers of rows take turns, round by round, in an order that rotates: a disturbance hits all of them alike. Plain
+rounds of the engine follow one another, as in decoding: behind a wide pass one takes far longer.
 
 Shapes: M rows, V vocabulary.
 """
@@ -245,8 +245,10 @@ def profile(
     try:
         kv_bytes = kv_nbytes(cache, context)
         tokens = _continued(model, cache, ids[context], most)
+        passes = time_passes(model, cache, tokens, rows, repeat=repeat, on_step=on_step)
         with plain_rounds(llm, ids[: context + 1], repeat + 1) as plain:
-            passes = time_passes(model, cache, tokens, rows, repeat=repeat, beside=plain.step, on_step=on_step)
+            for _ in range(repeat + 1):
+                plain.step()
         logits_MV = model.forward([Segment(cache, tokens)]).logits_MV
         assert logits_MV is not None
         sampled, greedy = judging_times(logits_MV, ids[: context + 1], tokens, rows, repeat, on_step)
@@ -281,22 +283,14 @@ def time_passes(
     rows: Seq[int],
     *,
     repeat: int,
-    beside: OnStep | None = None,
     on_step: OnStep = lambda: None,
 ) -> dict[int, Times]:
-    """Passes with logits over the first 1, 2, ... of `tokens` behind `cache`, which keeps its length.
-
-    `beside` takes its turn among the numbers of rows. The first of `repeat` + 1 rounds warms up.
-    """
+    """Passes with logits over the first 1, 2, ... of `tokens` behind `cache`, which keeps its length. The first of
+    `repeat` + 1 rounds warms up."""
     seconds: dict[int, list[float]] = {count: [] for count in rows}
-    takers: list[int | None] = [*rows, *([None] if beside else [])]
     for turn in range(repeat + 1):
-        first = turn % len(takers)
-        for count in [*takers[first:], *takers[:first]]:
-            if count is None:
-                assert beside is not None
-                beside()
-                continue
+        first = turn % len(rows)
+        for count in [*rows[first:], *rows[:first]]:
             segment = Segment(cache, tokens[:count])
             began = time.perf_counter()
             model.forward([segment])

@@ -12,6 +12,7 @@ from outrider.core.draft import Draft, DraftLaw
 from outrider.core.protocols import Committed, Drafter, KVCache, LanguageModel, Pass, Segment
 from outrider.core.rng import Rng
 from outrider.core.types import SamplingParams, Sequence
+from outrider.drafters.chain import full_length
 from outrider.engine.engine import Engine
 from outrider.engine.llm import LLM
 from outrider.engine.request import Request, Speculation
@@ -84,6 +85,10 @@ class TimedDrafter:
     @property
     def reads_prediction(self) -> bool:
         return bool(getattr(self.inner, "reads_prediction", False))
+
+    def full_length(self) -> TimedDrafter:
+        """See `drafters.chain.full_length`."""
+        return TimedDrafter(full_length(self.inner), self.watch)
 
     def open(self, seq: Sequence) -> None:
         self.inner.open(seq)
