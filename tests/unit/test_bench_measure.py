@@ -193,7 +193,7 @@ def test_a_speedup_beyond_what_acceptance_can_give_is_called_implausible():
 
 
 def test_bad_counts_are_refused():
-    with pytest.raises(ConfigError, match="repeat = 0"):
+    with pytest.raises(ConfigError, match="--repeat 0 is not allowed"):
         measured_by(llm_of(ngram=NgramDrafter()), "ngram", repeat=0)
     with pytest.raises(ConfigError, match="a raw prompt is one text"):
         bench(
