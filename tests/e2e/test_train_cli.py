@@ -63,7 +63,9 @@ def trained(request: pytest.FixtureRequest, world: dict[str, Path]) -> tuple[str
 
 def test_the_head_serves_and_changes_no_answer(world: dict[str, Path], trained: tuple[str, Path]) -> None:
     kind, out = trained
-    llm = LLM(str(world["target"]), drafter=kind, draft_model=str(out / "head"), k=3, min_confidence=0.0, dtype="float32")
+    llm = LLM(
+        str(world["target"]), drafter=kind, draft_model=str(out / "head"), k=3, min_confidence=0.0, dtype="float32"
+    )
     params = SamplingParams(max_tokens=20, ignore_eos=True)
     prompts = ["hello", "prompt number 7", "x"]
     drafted = llm.generate(prompts, params)
