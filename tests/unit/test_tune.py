@@ -15,6 +15,7 @@ from outrider.bench.measure import bench
 from outrider.bench.summary import ALL, between, summarise
 from outrider.core.draft import SeqDraft
 from outrider.drafters.block_files import write_block
+from outrider.drafters.cascade import CascadeDrafter
 from outrider.drafters.draft_model import DraftModelDrafter
 from outrider.drafters.eagle3_files import LAYOUTS as EAGLE3_LAYOUTS
 from outrider.drafters.eagle3_files import write_eagle3
@@ -138,6 +139,16 @@ def test_a_replay_has_the_engines_own_counts(k, temperature):
 def test_a_tree_keeps_its_longest_right_path():
     asked = Asked.of(SeqDraft([5, 6, 7, 8, 9], [-1, -1, 1, 2, 0]), [6, 7, 9])
     assert asked.kept == (0, 0, 1, 2, 2, 2)
+
+
+def test_a_draft_of_a_cascade_costs_what_its_maker_takes():
+    llm = llm_of(cascade=CascadeDrafter(drafters=[scripted(lambda position: True)]))
+    recorded = record(llm, encoded(llm), SamplingParams(max_tokens=12), ["cascade"], 3, "greedy")
+    maker = recorded.answers[0].asked["cascade"][0].source
+    assert maker not in ("", "cascade")
+    costs = one_context({1: 1.0, 8: 1.0}, {"cascade": [0.0] * 8, maker: [0.5] * 8})
+    replayed = replay(recorded.answers, "cascade", 3, costs, greedy=True)
+    assert replayed.draft_s == pytest.approx(0.5 * replayed.drafting)
 
 
 def test_a_drafter_that_raises_is_left_out_and_named():

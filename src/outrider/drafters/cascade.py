@@ -48,8 +48,8 @@ class CascadeDrafter:
         self.wants = tuple(sorted({layer for d in self.drafters for layer in d.wants}))
 
     def full_length(self) -> CascadeDrafter:
-        """See `chain.full_length`."""
-        return CascadeDrafter(drafters=[full_length(d) for d in self.drafters], min_expected=self.min_expected)
+        """See `chain.full_length`. The last drafter makes all drafts, as where the others find nothing."""
+        return CascadeDrafter(drafters=[full_length(self.drafters[-1])])
 
     def open(self, seq: Sequence) -> None:
         for drafter in self.drafters:

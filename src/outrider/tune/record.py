@@ -28,10 +28,10 @@ NAME = "recorder"
 @dataclass(frozen=True, slots=True)
 class Asked:
     """A draft at one place of an answer: `kept[j]` of its first j nodes would have been kept, for j up to its size.
-    `looked_up` names who found it without a pass of a model, perhaps a member of a cascade; "": it took passes."""
+    `source` is the drafter that made it: of a cascade, a member."""
 
     kept: tuple[int, ...]
-    looked_up: str = ""
+    source: str = ""
 
     @property
     def size(self) -> int:
@@ -46,7 +46,7 @@ class Asked:
             right = 0 <= level < len(following) and following[level] == token
             depth.append(level + 1 if right else -1)
             kept.append(max(kept[-1], depth[-1]))
-        return cls(tuple(kept), "" if draft.passes else draft.source)
+        return cls(tuple(kept), draft.source)
 
 
 @dataclass(frozen=True, slots=True)

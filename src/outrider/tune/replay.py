@@ -18,18 +18,19 @@ PLAIN = "none"
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One round: the tokens before it, how many it asked for, drafted, kept, and emitted; see `Asked.looked_up`."""
+    """One round: the tokens before it, how many it asked for, drafted, kept, and emitted; whose draft it was."""
 
     context: int
     asked: int
     drafted: int
     accepted: int
     emitted: int
-    looked_up: str = ""
+    source: str = ""
 
     def draft_s(self, drafter: str, costs: CostModel, *, greedy: bool) -> float:
-        """A draft that is shorter than was asked for ended at a step more, which found that it was not sure enough."""
-        maker = self.looked_up if self.looked_up in costs.drafters else drafter
+        """By the costs of the drafter that made it, where they are known. A draft that is shorter than was asked for
+        ended at a step more, which found that it was not sure enough."""
+        maker = self.source if self.source in costs.drafters else drafter
         return costs.draft_s(maker, min(self.asked, self.drafted + 1), greedy=greedy)
 
 
@@ -42,8 +43,8 @@ def rounds(answer: Answer, drafter: str, k: int) -> Iterator[Round]:
         drafted = min(asked[at].size, budget) if asked else 0
         accepted = asked[at].kept[drafted] if asked else 0
         emitted = min(accepted + 1, answer.tokens - at)
-        looked_up = asked[at].looked_up if asked else ""
-        yield Round(answer.prompt_tokens + at, budget, drafted, accepted, emitted, looked_up)
+        source = asked[at].source if asked else ""
+        yield Round(answer.prompt_tokens + at, budget, drafted, accepted, emitted, source)
         at += emitted
 
 
