@@ -131,7 +131,9 @@ class RecurrentDrafter(HeadDrafter[RecurrentState], Generic[N]):
         if self._chain is not None:
             likeliest = [run for run in runs if run.law is DraftLaw.POINT and run.plain]
             drawn = [run for run in runs if run.law is DraftLaw.IID and run.plainly_drawn]
-            self._draft(self._chain, likeliest + [run for run in drawn if _foreseen(run, rng)], rng)
+            self._draft(
+                self._chain, likeliest + [run for run in drawn if rng.foresee(run.draw_key(0)) is not None], rng
+            )
 
     def _draft(self, chain: DraftChain, runs: list[Run[RecurrentState]], rng: Rng) -> None:
         """All tokens of these runs; in one call where the embeddings of all that it drafts are at hand."""
@@ -204,10 +206,6 @@ class RecurrentDrafter(HeadDrafter[RecurrentState], Generic[N]):
 
 
 def _uniforms(run: Run[RecurrentState], rng: Rng) -> list[float]:
-    """Those of the draws that are still to come; none where one is not settled yet."""
+    """Those of the draws that are still to come, where draws are settled beforehand."""
     numbers = [rng.foresee(run.draw_key(i)) for i in range(len(run.tokens), run.limit)]
     return [number for number in numbers if number is not None]
-
-
-def _foreseen(run: Run[RecurrentState], rng: Rng) -> bool:
-    return len(_uniforms(run, rng)) == run.limit - len(run.tokens)

@@ -110,8 +110,9 @@ def plan_confidence(
         )
     found = []
     for drafter in able:
-        advised = heads[drafter.name].advice if drafter.name in heads else {}
-        why = f"as the card of {heads[drafter.name].name} says" if advised and asked is None else "as asked"
+        head = heads.get(drafter.name)
+        advised = head is not None and head.advice.get("min_confidence") == drafter.min_confidence
+        why = f"as the card of {head.name} says" if head is not None and advised and asked is None else "as asked"
         if drafter.min_confidence:
             least = f"{drafter.min_confidence:g}"
             found.append(Decision("min_confidence", least, f"less sure of a draft, {drafter.name} ends it, {why}"))
