@@ -57,6 +57,9 @@ BatchTokens = Annotated[int, typer.Option(metavar="N", help="Tokens of a trainin
 Precision = Annotated[
     str, typer.Option(metavar="TYPE", help="Of the products: bfloat16, float32; auto: what is fastest here.")
 ]
+Rounded = Annotated[
+    float, typer.Option(metavar="SHARE", help="Of the steps, the last ones, with weights rounded as a CPU serves them.")
+]
 DraftVocab = Annotated[int, typer.Option(metavar="N", help="Tokens that the head can say, the frequent ones; 0: all.")]
 Layers = Annotated[
     str | None,
@@ -68,6 +71,10 @@ Rank = Annotated[int, typer.Option(metavar="N", help="Of the Markov head (dspark
 Markov = Annotated[str, typer.Option(metavar="KIND", help="The Markov head: vanilla, rnn (dspark).")]
 Anchors = Annotated[int, typer.Option(metavar="N", help="Blocks of a sequence that a step learns (dflash, dspark).")]
 Steps = Annotated[int, typer.Option(metavar="N", help="Draft tokens learned (eagle3, mtp); heads (medusa).")]
+Distance = Annotated[
+    float,
+    typer.Option("--tv", metavar="SHARE", help="Of the loss, the distance of p and q; the rest: cross-entropy."),
+]
 DraftFolder = Annotated[
     str | None, typer.Option("--draft-model", metavar="FOLDER", help="The model to train on (draft_model).")
 ]
@@ -107,6 +114,7 @@ def train(
     lr: Rate = 8e-4,
     batch_tokens: BatchTokens = 1024,
     precision: Precision = "auto",
+    rounded: Rounded = 0.3,
     draft_vocab: DraftVocab = 8192,
     layers: Layers = None,
     depth: Depth = 2,
@@ -115,6 +123,7 @@ def train(
     markov_head: Markov = "vanilla",
     anchors: Anchors = 32,
     steps: Steps = 4,
+    tv: Distance = 0.0,
     draft_model: DraftFolder = None,
     start: Start = None,
     k: DraftLength = 5,
@@ -151,10 +160,13 @@ def train(
         markov_head_type=markov_head,
         anchors=anchors,
         steps=steps,
+        tv=tv,
         draft_model=draft_model or "",
         start=start or "",
     )
-    training = TrainSettings(epochs=epochs, lr=lr, batch_tokens=batch_tokens, precision=precision, seed=seed)
+    training = TrainSettings(
+        epochs=epochs, lr=lr, batch_tokens=batch_tokens, precision=precision, rounded=rounded, seed=seed
+    )
     opened = _open(model, threads, offline, quiet)
     harvest = HarvestSettings(
         conversations=len(chosen) if conversations is None else conversations,

@@ -111,6 +111,7 @@ def training_time_test(
     head_Sd: Tensor | None = None,
     steps: int = 7,
     decay: float = 0.8,
+    tv: float = 0.0,
 ) -> Losses:
     """The head drafts `steps` tokens behind every position (section 3.2): see `learn_to_draft`; step i weighs decay^i.
 
@@ -118,4 +119,4 @@ def training_time_test(
     frozen, for heads without their own.
     """
     weights = [decay**step for step in range(steps)]
-    return learn_to_draft(net, lesson, net.fuse, weights, embedding_Vd=embedding_Vd, head_Sd=head_Sd)
+    return learn_to_draft(net, lesson, net.fuse, weights, embedding_Vd=embedding_Vd, head_Sd=head_Sd, tv=tv)

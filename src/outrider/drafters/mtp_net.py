@@ -73,6 +73,7 @@ def mtp_losses(
     head_Sd: Tensor | None = None,
     steps: int = 4,
     beta: float = 0.6,
+    tv: float = 0.0,
 ) -> Losses:
     """The module drafts `steps` tokens behind every position: see `learn_to_draft`. Step i weighs beta^i; all weights
     sum to 1 (2509.18362, section 3.2).
@@ -86,4 +87,4 @@ def mtp_losses(
     def fuse(features_MF: Tensor) -> Tensor:
         return net.fuse(last_norm(features_MF.float()).clone())
 
-    return learn_to_draft(net, lesson, fuse, weights, embedding_Vd=embedding_Vd, head_Sd=head_Sd)
+    return learn_to_draft(net, lesson, fuse, weights, embedding_Vd=embedding_Vd, head_Sd=head_Sd, tv=tv)

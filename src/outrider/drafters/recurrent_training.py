@@ -106,11 +106,14 @@ def learn_to_draft(
     *,
     embedding_Vd: Tensor | None,
     head_Sd: Tensor | None,
+    tv: float,
 ) -> Losses:
     """The head drafts a token for each of `weights` behind every position, as it will when it is used.
 
     Row t of step i reads token t + 1 + i and its own output of step i - 1 (`fuse` of the target's features at step 0),
-    and learns the target's distribution behind position t + 1 + i: cross-entropy, a step's mean weighs `weights[i]`.
+    and learns the target's distribution behind position t + 1 + i; a step's mean weighs `weights[i]`. The loss is
+    cross-entropy as published, or so far as `tv` says the L1 distance of the two distributions, which is what sampled
+    drafts are rejected by (twice over).
     Left out are positions that the lesson does not count, and those whose likeliest token is outside the draft
     vocabulary. `embedding_Vd` and `head_Sd` are the target's, frozen, for heads without their own.
     """
@@ -142,7 +145,8 @@ def learn_to_draft(
         count_A = rows.inside_A(step) & counted_X[at_M]
         at_N = at_M[count_A]
         share_N = aims.usable_X[at_N] / aims.usable_X[at_N].sum().clamp(min=1)
-        by_step.append(fused_loss(normed_Ad[count_A], weight_Sd, aims, at_N, weight_M=share_N))
+        found = fused_loss(normed_Ad[count_A], weight_Sd, aims, at_N, weight_M=share_N, ce=1 - tv, tv=2 * tv)
+        by_step.append(found)
     return _losses(by_step, weights)
 
 

@@ -53,6 +53,11 @@ class DraftInTraining(TrainedHead):
         net: nn.Module = self._net
         return net
 
+    @property
+    def packed(self) -> list[Tensor]:
+        """None: it is served in the precision in which it is written."""
+        return []
+
     def loss(self, lesson: Lesson, generator: torch.Generator, progress: float) -> Losses:
         hidden_BTd: Tensor = self._net.base_model(input_ids=lesson.tokens_BT, use_cache=False).last_hidden_state
         counted_M = lesson.counted_BT.flatten().nonzero().flatten()

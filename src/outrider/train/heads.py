@@ -8,6 +8,8 @@ Shapes: d width, F features, S draft vocabulary, V target vocabulary.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,11 +25,13 @@ from outrider.drafters.head_files import MOST_TOKENS
 from outrider.drafters.head_layer import LayerShape
 from outrider.drafters.head_training import Lesson, Losses
 from outrider.drafters.medusa_files import MOST as MOST_HEADS
+from outrider.drafters.options import require_number
 from outrider.drafters.reduced_vocab import ReducedVocab
 from outrider.errors import ConfigError
 from outrider.models.decoder import Decoder
 from outrider.models.load import LoadedModel
 from outrider.train.ranges import require_within
+from outrider.train.rounding import four_bits, rounded
 
 MOST_POSITIONS = 4096
 """Positions that a new head looks back, at most."""
@@ -54,6 +58,7 @@ class HeadSettings:
     markov_head_type  "vanilla" or "rnn" (dspark)
     anchors       blocks learned of each sequence at a time (dflash, dspark)
     steps         draft tokens learned behind each position (eagle3, mtp); heads (medusa)
+    tv            the share of the L1 distance in the loss, the rest is cross-entropy (eagle3, mtp)
     draft_model   the folder of a model to train on (draft_model)
     start         the folder of a head of these settings to train on, with its draft vocabulary; "": a new one
     """
@@ -66,22 +71,27 @@ class HeadSettings:
     markov_head_type: str = "vanilla"
     anchors: int = 32
     steps: int = 4
+    tv: float = 0.0
     draft_model: str = ""
     start: str = ""
 
     def __post_init__(self) -> None:
         for name, (low, high) in RANGES.items():
             require_within(name, getattr(self, name), low, high)
+        require_number("train", "tv", self.tv, 0, 1)
         if self.markov_head_type not in MARKOV_HEADS:
             raise ConfigError(
                 f"train: markov_head_type = {self.markov_head_type!r} is not allowed: give {' or '.join(MARKOV_HEADS)}"
             )
 
 
-def steps_at(progress: float, steps: int) -> int:
+def steps_at(progress: float, settings: HeadSettings) -> int:
     """Draft tokens that a head which runs on its own output learns behind each position: one at first, all `steps` at
-    the end. The first token is most of what there is to learn, and costs least."""
-    return min(steps, 1 + int(steps * progress**2))
+    the end. The first token is most of what there is to learn, and costs least. A head that was trained before would
+    forget the later ones meanwhile: it goes on with all."""
+    if settings.start:
+        return settings.steps
+    return min(settings.steps, 1 + int(settings.steps * progress**2))
 
 
 def default_layers(n_layers: int) -> tuple[int, ...]:
@@ -101,10 +111,31 @@ class TrainedHead(ABC):
 
     wants: tuple[int, ...]
     vocab: ReducedVocab
+    _head_Sd: Tensor | None = None
+    """The target's rows of the draft vocabulary, frozen, where the head shares them."""
+    _rounded_Sd: Tensor | None = None
 
     @property
     @abstractmethod
     def net(self) -> nn.Module: ...
+
+    @property
+    def packed(self) -> list[Tensor]:
+        """Its weights that are packed when it is served on a CPU."""
+        return [module.weight for module in self.net.modules() if isinstance(module, nn.Linear)]
+
+    @contextmanager
+    def rounded(self) -> Iterator[None]:
+        """Meanwhile it computes with the weights that a CPU serves, those that it shares included."""
+        whole_Sd = self._head_Sd
+        if whole_Sd is not None:
+            self._rounded_Sd = four_bits(whole_Sd) if self._rounded_Sd is None else self._rounded_Sd
+            self._head_Sd = self._rounded_Sd
+        try:
+            with rounded(self.packed):
+                yield
+        finally:
+            self._head_Sd = whole_Sd
 
     @abstractmethod
     def loss(self, lesson: Lesson, generator: torch.Generator, progress: float) -> Losses:

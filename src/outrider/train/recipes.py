@@ -67,7 +67,7 @@ class Eagle3InTraining(TrainedHead):
     """EAGLE-3 by the training-time test."""
 
     def __init__(self, parts: TargetParts, vocab: ReducedVocab, settings: HeadSettings) -> None:
-        self.vocab, self._steps = vocab, settings.steps
+        self.vocab, self._settings = vocab, settings
         self.wants = settings.layers or default_layers(parts.target.n_layers)
         ids = _inputs(self.wants)
         config = Eagle3Config(layer=parts.shape, layer_ids=ids, own_head=False, **parts.vocabulary(vocab))  # type: ignore[arg-type]
@@ -98,7 +98,8 @@ class Eagle3InTraining(TrainedHead):
             lesson,
             embedding_Vd=self._embedding_Vd,
             head_Sd=self._head_Sd,
-            steps=steps_at(progress, self._steps),
+            steps=steps_at(progress, self._settings),
+            tv=self._settings.tv,
         )
 
     def write(self, folder: Path, layout: str | None = None) -> None:
@@ -109,7 +110,7 @@ class MtpInTraining(TrainedHead):
     """A next-token module that drafts on its own output."""
 
     def __init__(self, parts: TargetParts, vocab: ReducedVocab, settings: HeadSettings) -> None:
-        self.vocab, self._steps, self._last_norm = vocab, settings.steps, parts.target.last_norm
+        self.vocab, self._settings, self._last_norm = vocab, settings, parts.target.last_norm
         self.wants = (parts.target.n_layers - 1,)
         self._net = MtpNet(MtpConfig(layer=parts.shape, own_head=False, **parts.vocabulary(vocab)), vocab)  # type: ignore[arg-type]
         self._embedding_Vd, self._head_Sd = parts.embedding_Vd, parts.head_Sd(vocab)
@@ -135,7 +136,8 @@ class MtpInTraining(TrainedHead):
             last_norm=self._last_norm,
             embedding_Vd=self._embedding_Vd,
             head_Sd=self._head_Sd,
-            steps=steps_at(progress, self._steps),
+            steps=steps_at(progress, self._settings),
+            tv=self._settings.tv,
         )
 
     def write(self, folder: Path, layout: str | None = None) -> None:

@@ -10,6 +10,7 @@ import json
 import math
 import pickle
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from itertools import chain, islice
 from pathlib import Path
@@ -24,6 +25,7 @@ from outrider.errors import ConfigError, ModelFileError
 from outrider.train.heads import TrainedHead
 from outrider.train.lessons import Lessons, Place
 from outrider.train.ranges import MOST_SEED, require_within
+from outrider.train.rounding import round_
 from outrider.train.shards import write_whole
 
 CHECKPOINT = "checkpoint.pt"
@@ -44,6 +46,8 @@ class TrainSettings:
     clip           of the gradient's norm
     batch_tokens   of a step, padding included
     longest        tokens of a sequence that are used
+    rounded        the share of the steps, the last ones, that learn with weights rounded as a CPU serves them; the head
+                   then has the rounded weights
     precision      in which products are made; "auto": bfloat16 where the processor multiplies tiles of it, else
                    float32. Weights and sums are float32
     """
@@ -55,13 +59,14 @@ class TrainSettings:
     clip: float = 1.0
     batch_tokens: int = 1024
     longest: int = 1280
+    rounded: float = 0.3
     precision: str = "auto"
     seed: int = 0
 
     def __post_init__(self) -> None:
         for name, low in (("epochs", 1), ("batch_tokens", 1), ("longest", 2)):
             require_int("train", name, getattr(self, name), low)
-        for name, least, most in (("lr", 1e-9, 1.0), ("warm_up", 0.0, 1.0), ("clip", 1e-9, 1e9)):
+        for name, least, most in (("lr", 1e-9, 1.0), ("warm_up", 0.0, 1.0), ("rounded", 0.0, 1.0), ("clip", 1e-9, 1e9)):
             require_number("train", name, getattr(self, name), least, most)
         require_within("seed", self.seed, 0, MOST_SEED)
         if self.precision not in ("auto", *PRECISIONS):
@@ -118,6 +123,8 @@ class Trainer:
             losses = self._one_step(step, batch)
             self.step = step + 1
             last = self.step == self.steps
+            if last and self._rounds(step):
+                round_(self.head.packed)
             held_out = self.evaluate() if last or self.step % every == 0 else None
             done = Progressed(
                 self.step,
@@ -142,7 +149,7 @@ class Trainer:
         held_out = self.lessons.held_out
         for batch in self.lessons.in_batches(held_out[:: -(-len(held_out) // EVALUATED)]):
             lesson = self.lessons.lesson(batch, answers_only=True)
-            found.append(self._loss(lesson, generator, 1.0))
+            found.append(self._loss(self.step, lesson, generator, 1.0))
             weights.append(int(lesson.counted_BT.sum()))
         return {
             "loss": _mean([losses.loss_by_position for losses in found], weights),
@@ -158,17 +165,25 @@ class Trainer:
     def _one_step(self, step: int, batch: list[Place]) -> Losses:
         for group in self._optimizer.param_groups:
             group["lr"] = self._rate(step)
-        losses = self._loss(self.lessons.lesson(batch), self._generator(step), step / self.steps)
         self._optimizer.zero_grad()
-        losses.total.backward()  # type: ignore[no-untyped-call]
+        losses = self._loss(step, self.lessons.lesson(batch), self._generator(step), step / self.steps)
         torch.nn.utils.clip_grad_norm_(self._parameters, self.settings.clip)
         self._optimizer.step()
         return losses
 
-    def _loss(self, lesson: Lesson, generator: torch.Generator, progress: float) -> Losses:
+    def _loss(self, step: int, lesson: Lesson, generator: torch.Generator, progress: float) -> Losses:
+        """The losses, and where gradients are wanted these, at the weights of the step."""
         working = self.settings.working_dtype
-        with torch.autocast(lesson.counted_BT.device.type, working, enabled=working != torch.float32):
-            return self.head.loss(lesson, generator, progress)
+        with self.head.rounded() if self._rounds(step) else nullcontext():
+            with torch.autocast(lesson.counted_BT.device.type, working, enabled=working != torch.float32):
+                losses = self.head.loss(lesson, generator, progress)
+            if losses.total.requires_grad:
+                losses.total.backward()  # type: ignore[no-untyped-call]
+            return losses
+
+    def _rounds(self, step: int) -> bool:
+        """Whether the weights are rounded in this step."""
+        return step >= self.steps * (1 - self.settings.rounded)
 
     def _rate(self, step: int) -> float:
         warm = max(1, round(self.settings.warm_up * self.steps))
