@@ -24,7 +24,7 @@
 namespace outrider {
 namespace {
 
-constexpr int kSpins = 40000;  // pauses before an idle worker sleeps: about 50 to 150 microseconds
+constexpr int kSpins = 40000;  // pauses before an idle worker sleeps: 1 to 2 ms, longer than what lies between two passes
 constexpr std::uint64_t kIndexBits = 24;
 constexpr std::uint64_t kIndexMask = (std::uint64_t{1} << kIndexBits) - 1;
 

@@ -165,7 +165,7 @@ def test_drafts_are_measured_greedy_and_drawn() -> None:
         return SeqDraft.chain([1] * k)
 
     llm = LLM.from_parts(cycle_model("abcd"), {"spy": Scripted("spy", spy)}, tokenizer=byte_tokenizer())
-    measured_costs.measure_drafter(llm, "spy")
+    measured_costs.measure_drafter(llm, "spy", COSTS)
     assert {(True, True), (False, True)} <= seen
     assert llm.controller_name == "fixed"
     with pytest.raises(ConfigError, match="from_parts"):

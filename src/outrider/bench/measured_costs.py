@@ -7,7 +7,8 @@ small model.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 
@@ -32,7 +33,8 @@ LENGTHS = (1, 2, 4, 8)
 """Draft lengths that are measured."""
 BATCH = 4
 """Sequences that are drafted together, for what a sequence costs less among others."""
-REPEAT = 5
+REPEAT, PLAIN = 5, 4
+"""Rounds that count; and plain ones before and behind those with drafts."""
 PROMPT, IDLE = 96, 16
 """Tokens before the first draft, and rounds without drafts before a drafter is asked to catch up."""
 
@@ -97,7 +99,7 @@ def update_costs(
     costs = replace(measure_target(llm, seen), busy=busy) if target is None else target
     costs = replace(costs, drafters=held)
     for name in missing:
-        found = replace(measure_drafter(llm, name), identity=drafters[name], busy=busy)
+        found = replace(measure_drafter(llm, name, costs), identity=drafters[name], busy=busy)
         costs = replace(costs, drafters={**costs.drafters, name: found})
     fresh = (*(("the target",) if target is None else ()), *missing)
     unkept = None
@@ -163,7 +165,7 @@ def measure_target(llm: LLM, seen: Profile | None = None) -> CostModel:
     with plain_rounds(llm, ids[: contexts[0]], REPEAT + 1) as plain:
         for _ in range(REPEAT + 1):
             plain.step()
-    outside_s = _but_the_first(plain.outside_s) - _medians(greedy)[1]
+    outside_s = _median(plain.outside_s[1:] or plain.outside_s) - _medians(greedy)[1]
     return CostModel.measured(passes, _medians(greedy), _medians(sampled), outside_s, {})
 
 
@@ -173,24 +175,44 @@ def _serves(seen: Profile, contexts: Seq[int], rows: Seq[int]) -> bool:
     return complete and seen.context in contexts and seen.repeat >= REPEAT
 
 
-def measure_drafter(llm: LLM, name: str) -> DraftCost:
-    """Drafting by K, at temperature 0 and drawn, for one sequence and for several, through the engine's own rounds,
-    which end in the usual way."""
+def measure_drafter(llm: LLM, name: str, costs: CostModel) -> DraftCost:
+    """Drafting by K, at temperature 0 and drawn, for one sequence and for several. `costs` are the target's."""
     context = llm.engine.target.context_length
-    lengths = [k for k in LENGTHS if PROMPT // 2 + (k + 1) * (REPEAT + 2) < context] or [1]
-    greedy, sampled = (_curves(llm, name, lengths, params) for params in (GREEDY, SAMPLED))
-    after = _drafting(llm, name, [1, *[0] * IDLE, 1], 1, GREEDY)
-    catch_up_s = max(after[-1] - greedy.alone(min(lengths)), 0.0) / IDLE if len(after) == IDLE + 2 else 0.0
-    return DraftCost(greedy, sampled, BATCH, catch_up_s)
-
-
-def _curves(llm: LLM, name: str, lengths: Seq[int], params: SamplingParams) -> DraftCurves:
-    """Seconds of drafting, by K, under these parameters."""
-    alone, together = (
-        {k: _but_the_first(_drafting(llm, name, [k] * (REPEAT + 1), batch, params)) / batch for k in lengths}
-        for batch in (1, BATCH)
+    lengths = [k for k in LENGTHS if PROMPT // 2 + 2 * PLAIN + (k + 1) * (REPEAT + 2) < context] or [1]
+    greedy, sampled = (
+        DraftCurves(*(_curve(llm, name, lengths, batch, params, costs) for batch in (1, BATCH)))
+        for params in (GREEDY, SAMPLED)
     )
-    return DraftCurves(Curve.rising(alone), Curve.rising(together))
+    return DraftCost(greedy, sampled, BATCH, _catch_up_s(llm, name))
+
+
+def _catch_up_s(llm: LLM, name: str) -> float:
+    """What each token adds that was committed while the drafter did not draft."""
+    found = [one.draft_s for one in _rounds(llm, name, [*[1] * (REPEAT + 1), *[0] * IDLE, 1], 1, GREEDY)]
+    if len(found) < REPEAT + IDLE + 2:  # the context ended
+        return 0.0
+    return max(found[-1] - statistics.median(found[1 : REPEAT + 1]), 0.0) / IDLE
+
+
+def _curve(llm: LLM, name: str, lengths: Seq[int], batch: int, params: SamplingParams, costs: CostModel) -> Curve:
+    """What a sequence's draft adds to a round, by K: what it takes itself, and what becomes slower around it."""
+    return Curve.rising({k: _added_s(llm, name, k, batch, params, costs) / batch for k in lengths})
+
+
+def _added_s(llm: LLM, name: str, k: int, batch: int, params: SamplingParams, costs: CostModel) -> float:
+    """What rounds with drafts of K take longer than `costs` has for their rows, but no less than drafting takes.
+
+    Plain rounds before and behind them say how fast the machine is just now.
+    """
+    found = _rounds(llm, name, [0] * PLAIN + [k] * (REPEAT + 1) + [0] * PLAIN, batch, params)
+    plain_s = _median(one.whole_s for one in found[1:] if not one.asked)
+    drafting = [one for one in found if one.asked][1:]
+    draft_s, whole_s, rows = (
+        _median(getattr(one, what) for one in drafting) for what in ("draft_s", "whole_s", "rows")
+    )
+    usual_s, of_rows_s = (costs.round_s(count, PROMPT, greedy=params.greedy) for count in (batch, rows))
+    slower = plain_s / usual_s if plain_s else 1.0
+    return max(draft_s, whole_s - slower * of_rows_s) / slower
 
 
 class _Script:
@@ -207,9 +229,19 @@ class _Script:
         return
 
 
-def _drafting(llm: LLM, name: str, ks: Seq[int], batch: int, params: SamplingParams) -> list[float]:
-    """Seconds of drafting in each round, for all sequences; at least one round."""
-    seconds: list[float] = []
+@dataclass(frozen=True, slots=True)
+class _Round:
+    """Seconds of a whole round and of drafting in it; the rows of its pass, and whether drafts were asked for."""
+
+    whole_s: float
+    draft_s: float
+    rows: int
+    asked: bool
+
+
+def _rounds(llm: LLM, name: str, ks: Seq[int], batch: int, params: SamplingParams) -> list[_Round]:
+    """Rounds of `batch` sequences with so many draft tokens each, which end in the usual way; at least one."""
+    done: list[_Round] = []
     with timed(llm) as watch:
         outer = llm.engine
         drafters = {**outer.router.drafters, name: full_length(outer.router.drafters[name])}
@@ -224,19 +256,19 @@ def _drafting(llm: LLM, name: str, ks: Seq[int], batch: int, params: SamplingPar
             for i in range(batch)
         ]
         try:
-            while len(seconds) < len(ks) and not engine.idle:
-                watch.draft_s = 0.0
+            while len(done) < len(ks) and not engine.idle:
+                watch.draft_s, watch.rows, began = 0.0, 0, time.perf_counter()
                 engine.step()
-                seconds.append(watch.draft_s)
+                done.append(_Round(time.perf_counter() - began, watch.draft_s, watch.rows, ks[len(done)] > 0))
         finally:
             for request in asked:
                 engine.cancel(request)
-    return seconds
+    return done
 
 
-def _but_the_first(seconds: Seq[float]) -> float:
-    """The median without what warmed up, where the context left room for more."""
-    return statistics.median(seconds[1:] or seconds or [0.0])
+def _median(values: Iterable[float]) -> float:
+    """0 of none: the context left no room for a round."""
+    return statistics.median([*values] or [0.0])
 
 
 def _medians(found: Mapping[int, Times]) -> dict[int, float]:

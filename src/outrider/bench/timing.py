@@ -20,10 +20,12 @@ from outrider.engine.request import Request, Speculation
 
 @dataclass(slots=True)
 class Stopwatch:
-    """Seconds spent after the prompt: in target passes, and in drafting (a drafter's bookkeeping included)."""
+    """Seconds spent after the prompt: in target passes, and in drafting (a drafter's bookkeeping included). `rows` are
+    those of the passes."""
 
     target_s: float = 0.0
     draft_s: float = 0.0
+    rows: int = 0
 
 
 class TimedModel:
@@ -57,6 +59,7 @@ class TimedModel:
         began = time.perf_counter()
         out = self.inner.forward(segments, taps=taps)
         self.watch.target_s += time.perf_counter() - began
+        self.watch.rows += sum(len(segment.tokens) for segment in segments)
         return out
 
 

@@ -14,7 +14,7 @@ from itertools import pairwise
 from outrider.core.json_file import JsonObject
 from outrider.errors import ConfigError, ModelFileError
 
-SCHEMA = "outrider.costs/2"
+SCHEMA = "outrider.costs/3"
 MOST_BATCH = 10**9 - 1
 MOST_SECONDS = 1e6
 """What nothing in a file of costs may take."""
