@@ -24,7 +24,8 @@
 namespace outrider {
 namespace {
 
-constexpr int kSpins = 40000;  // pauses before an idle worker sleeps: 1 to 2 ms, longer than what lies between two passes
+constexpr int kIdleSpins = 40000;  // pauses before an idle worker sleeps: 1 to 2 ms, longer than what lies between two passes
+constexpr int kEndSpins = 4000;    // before who waits for the others' last tasks gives way to whoever may hold their cores
 constexpr std::uint64_t kIndexBits = 24;
 constexpr std::uint64_t kIndexMask = (std::uint64_t{1} << kIndexBits) - 1;
 
@@ -70,7 +71,7 @@ class Pool {
     while (claim_and_do()) {
     }
     for (int spins = 0; done_.load(std::memory_order_acquire) != count; ++spins) {
-      if (spins < kSpins) {
+      if (spins < kEndSpins) {
         pause();
       } else {
         std::this_thread::yield();
@@ -108,7 +109,7 @@ class Pool {
     while (!stop_.load(std::memory_order_relaxed)) {
       if (claim_and_do()) {
         spins = 0;
-      } else if (++spins < kSpins) {
+      } else if (++spins < kIdleSpins) {
         pause();
       } else {
         std::unique_lock<std::mutex> lock(sleep_mutex_);
