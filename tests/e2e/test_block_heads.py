@@ -197,7 +197,9 @@ def train(head: BlockNet, target: Decoder, tokens: list[int], *, steps: int) -> 
     optimiser = torch.optim.AdamW(head.parameters(), lr=6e-3, weight_decay=0.0)
     losses = []
     for _ in range(steps):
-        loss = block_loss(head, lesson, embedding_Vd=embedding, head_Sd=rows, anchors_per_sequence=99).total
+        loss = block_loss(
+            head, lesson, embedding_Vd=embedding, head_Sd=rows, anchors_per_sequence=99, ce=0.1, tv=1.8
+        ).total
         optimiser.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(head.parameters(), 1.0)

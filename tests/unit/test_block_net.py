@@ -56,7 +56,7 @@ def shared() -> tuple[Tensor, Tensor]:
 
 def loss_of(net: BlockNet, lesson: Lesson, **options: Any) -> Losses:
     embedding, rows = shared()
-    options = {"anchors_per_sequence": 99, "decay": 2.0, **options}
+    options = {"anchors_per_sequence": 99, "decay": 2.0, "ce": 0.1, "tv": 1.8, **options}
     own = net.config
     return block_loss(
         net,
@@ -169,7 +169,7 @@ def test_overfit_on_one_sequence(kind: dict[str, Any]) -> None:
     embedding, rows = (torch.randn(VOCAB, SHAPE.hidden_size) * 0.3 for _ in range(2))
     optimiser = torch.optim.AdamW(net.parameters(), lr=4e-3, weight_decay=0.0)
     for _ in range(100):
-        losses = block_loss(net, lesson, embedding_Vd=embedding, head_Sd=rows, anchors_per_sequence=99)
+        losses = block_loss(net, lesson, embedding_Vd=embedding, head_Sd=rows, anchors_per_sequence=99, ce=0.1, tv=1.8)
         optimiser.zero_grad()
         losses.total.backward()
         torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)

@@ -43,17 +43,20 @@ class Head(TrainedHead):
     def __init__(self, net: nn.Module | None = None) -> None:
         self._net, self.learned = net or nn.Linear(1, 1), list[int]()
         self.vocab = ReducedVocab(torch.arange(3), 3)
-        self.seen = list[Tensor]()
+        self.seen, self.judged = list[Tensor](), list[Tensor]()
 
     @property
     def net(self) -> nn.Module:
         return self._net
 
     def loss(self, lesson: Any, generator: torch.Generator, progress: float) -> Losses:
+        weight_NK = self.net.get_parameter("weight").detach().clone()
         if torch.is_grad_enabled():
             self.learned.append(lesson.number)
             assert 0 <= progress < 1
-            self.seen.append(self.net.get_parameter("weight").detach().clone())
+            self.seen.append(weight_NK)
+        else:
+            self.judged.append(weight_NK)
         shares = [1.0 * (lesson.number == 20)], [0.0], [0.0]
         return Losses(self.net.get_parameter("weight").sum(), *shares)
 
@@ -112,6 +115,7 @@ def test_the_last_steps_learn_with_the_weights_that_are_served(share: float, rou
     trainer(head, tmp_path, rounded=share, lr=1e-3).run(lambda done: None)
     assert [is_rounded(weight_NK) for weight_NK in head.seen] == [False] * (9 - rounded) + [True] * rounded
     assert is_rounded(head.net.get_parameter("weight")) == bool(rounded)
+    assert [is_rounded(weight_NK) for weight_NK in head.judged] == [bool(rounded)] * 2
 
 
 @needs_kernels

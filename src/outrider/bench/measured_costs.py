@@ -33,7 +33,7 @@ LENGTHS = (1, 2, 4, 8)
 """Draft lengths that are measured."""
 BATCH = 4
 """Sequences that are drafted together, for what a sequence costs less among others."""
-REPEAT, PLAIN = 5, 4
+REPEAT, PLAIN_ROUNDS = 5, 4
 """Rounds that count; and plain ones before and behind those with drafts."""
 PROMPT, IDLE = 96, 16
 """Tokens before the first draft, and rounds without drafts before a drafter is asked to catch up."""
@@ -178,7 +178,7 @@ def _serves(seen: Profile, contexts: Seq[int], rows: Seq[int]) -> bool:
 def measure_drafter(llm: LLM, name: str, costs: CostModel) -> DraftCost:
     """Drafting by K, at temperature 0 and drawn, for one sequence and for several. `costs` are the target's."""
     context = llm.engine.target.context_length
-    lengths = [k for k in LENGTHS if PROMPT // 2 + 2 * PLAIN + (k + 1) * (REPEAT + 2) < context] or [1]
+    lengths = [k for k in LENGTHS if PROMPT // 2 + 2 * PLAIN_ROUNDS + (k + 1) * (REPEAT + 2) < context] or [1]
     greedy, sampled = (
         DraftCurves(*(_curve(llm, name, lengths, batch, params, costs) for batch in (1, BATCH)))
         for params in (GREEDY, SAMPLED)
@@ -204,7 +204,7 @@ def _added_s(llm: LLM, name: str, k: int, batch: int, params: SamplingParams, co
 
     Plain rounds before and behind them say how fast the machine is just now.
     """
-    found = _rounds(llm, name, [0] * PLAIN + [k] * (REPEAT + 1) + [0] * PLAIN, batch, params)
+    found = _rounds(llm, name, [0] * PLAIN_ROUNDS + [k] * (REPEAT + 1) + [0] * PLAIN_ROUNDS, batch, params)
     plain_s = _median(one.whole_s for one in found[1:] if not one.asked)
     drafting = [one for one in found if one.asked][1:]
     draft_s, whole_s, rows = (

@@ -20,7 +20,7 @@ from outrider.core.types import Sequence, Switch
 
 DEFAULT_MOST = 8
 """The most draft tokens a round where nothing else was asked for."""
-PLAIN = "none"
+NO_DRAFTER = "none"
 MARGIN = 0.02
 """Another drafter, or none, takes over when it is this much faster; another K of the same drafter for less."""
 MARGIN_K = 0.005
@@ -81,8 +81,8 @@ class _State:
     greedy: bool
     purse_s: float
     room: int = 0
-    chosen: Option = field(default_factory=lambda: Option(PLAIN, 0))
-    now: Option = field(default_factory=lambda: Option(PLAIN, 0))
+    chosen: Option = field(default_factory=lambda: Option(NO_DRAFTER, 0))
+    now: Option = field(default_factory=lambda: Option(NO_DRAFTER, 0))
     others: _Others = _Others()
     usual_s: float = 0.0
     news: bool = True
@@ -110,7 +110,7 @@ class GovernorController:
     ) -> None:
         check_k(most)
         self.costs, self.most = costs, most
-        self.drafters = [name for name in drafters if name != PLAIN]
+        self.drafters = [name for name in drafters if name != NO_DRAFTER]
         for name in self.drafters:
             costs.draft_s(name, 1, greedy=True)  # raises where its cost is not known
         guesses = alphas or {}
@@ -201,7 +201,7 @@ class GovernorController:
 
     def _option(self, state: _State, drafter: str, k: int) -> Option:
         if k == 0:
-            return Option(PLAIN, 0)
+            return Option(NO_DRAFTER, 0)
         kept, drafted = state.acceptance[drafter].gains()
         return Option(drafter, k, 1 + kept[k], 1 + drafted[k], 1 + drafted[k - 1])
 
@@ -246,7 +246,7 @@ class GovernorController:
     def _weigh(self, seq: Sequence, state: _State, others: _Others, batch: int) -> None:
         """Makes the best option the standing one, where it is better by the margin."""
         room = state.room
-        plain = self._option(state, PLAIN, 0)
+        plain = self._option(state, NO_DRAFTER, 0)
         stay = self._option(state, state.chosen.drafter, min(state.chosen.k, room))
         best, best_rate = stay, self._rate(seq, state, stay, others)
         stay_rate = best_rate

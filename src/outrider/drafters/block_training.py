@@ -62,16 +62,16 @@ def block_loss(
     anchors_per_sequence: int,
     generator: torch.Generator | None = None,
     decay: float = 4.0,
-    ce: float = 0.1,
-    tv: float = 0.9,
+    ce: float,
+    tv: float,
     confidence: float = 1.0,
 ) -> Losses:
     """The loss of the blocks at up to `anchors_per_sequence` random counted positions of every sequence.
 
-    Draft token k weighs exp(-(k - 1) / decay) and costs ce * cross-entropy + tv * total variation + confidence * the
+    Draft token k weighs exp(-(k - 1) / decay) and costs ce * cross-entropy + tv * (1 - overlap) + confidence * the
     binary cross-entropy of its confidence against the overlap of q and p. The Markov head reads the text's own tokens.
     `embedding_Vd` and `head_Sd` (rows of the draft vocabulary) are the target's, for heads without their own, and not
-    trained. DFlash as published is ce=1, tv=0. By position: draft tokens 1 to K.
+    trained. The published L1 distance is twice 1 - overlap. By position: draft tokens 1 to K.
     """
     blocks = pick_blocks(lesson.counted_BT, net.config.n_drafts, anchors_per_sequence, generator)
     places = net.config.n_drafts

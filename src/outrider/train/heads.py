@@ -121,7 +121,7 @@ class TrainedHead(ABC):
 
     @property
     def packed(self) -> list[Tensor]:
-        """Its weights that are packed when it is served on a CPU."""
+        """Its weights that are packed in four bits when it is served on a CPU."""
         return [module.weight for module in self.net.modules() if isinstance(module, nn.Linear)]
 
     @contextmanager

@@ -38,8 +38,8 @@ from outrider.errors import ConfigError
 from outrider.train.distil import DraftInTraining
 from outrider.train.heads import HeadSettings, TargetParts, TrainedHead, default_layers, harvested_layers, steps_at
 
-SPARK_WEIGHTS = (0.1, 1.8)
-"""Of the cross-entropy and of the total variation, which is half of the published L1 distance."""
+SPARK_WEIGHTS, FLASH_WEIGHTS = (0.1, 1.8), (1.0, 0.0)
+"""Of the cross-entropy and of 1 - overlap, which is half of the published L1 distance."""
 OF_TARGET = ("target_name", "vocabulary_sha256")
 """Fields of a head's configuration that say whose it is, which `require_fit` compares."""
 
@@ -195,6 +195,13 @@ class BlockInTraining(TrainedHead):
     def net(self) -> BlockNet:
         return self._net
 
+    @property
+    def packed(self) -> list[Tensor]:
+        """Without the Markov and the confidence head, which are served in more bits."""
+        own = [head for head in (self._net.markov_head, self._net.confidence_head) if head is not None]
+        finer = {id(weight) for head in own for weight in head.parameters()}
+        return [weight for weight in super().packed if id(weight) not in finer]
+
     @torch.no_grad()
     def _begin(self, parts: TargetParts) -> None:
         net, depth, n = self._net, self._net.config.n_layers, parts.target.n_layers
@@ -208,7 +215,7 @@ class BlockInTraining(TrainedHead):
 
     def loss(self, lesson: Lesson, generator: torch.Generator, progress: float) -> Losses:
         settings = self._settings
-        ce, tv = SPARK_WEIGHTS if self._spark else (1.0, 0.0)
+        ce, tv = SPARK_WEIGHTS if self._spark else FLASH_WEIGHTS
         return block_loss(
             self._net,
             lesson,

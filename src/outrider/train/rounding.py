@@ -38,7 +38,7 @@ def round_(matrices: Seq[Tensor]) -> None:
 
 @torch.no_grad()
 def four_bits(weight_NK: Tensor) -> Tensor:
-    """float32: the numbers that the kernels multiply by; the weights themselves where a row is no whole blocks."""
+    """float32: what the kernels would multiply by; the weights themselves where a row is no whole blocks."""
     if not can_encode(weight_NK.shape[1]):
         return weight_NK
     return dequantise(encode_q4_0(weight_NK), "Q4_0", tuple(weight_NK.shape), torch.float32)

@@ -143,13 +143,14 @@ class Trainer:
 
     @torch.no_grad()
     def evaluate(self) -> dict[str, list[float]]:
-        """On the held-out sequences, teacher-forced: agreement and overlap by draft position."""
+        """On the held-out sequences, teacher-forced: agreement and overlap by draft position. With the weights as the
+        latest step had them, rounded or not."""
         generator = self._generator(-1)
         found, weights = list[Losses](), list[int]()
         held_out = self.lessons.held_out
         for batch in self.lessons.in_batches(held_out[:: -(-len(held_out) // EVALUATED)]):
             lesson = self.lessons.lesson(batch, answers_only=True)
-            found.append(self._loss(self.step, lesson, generator, 1.0))
+            found.append(self._loss(max(self.step - 1, 0), lesson, generator, 1.0))
             weights.append(int(lesson.counted_BT.sum()))
         return {
             "loss": _mean([losses.loss_by_position for losses in found], weights),

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from outrider.control.cost_model import CostModel
 from outrider.sim.theory import Cost, chain_break_even
 from outrider.tune.record import Record
-from outrider.tune.replay import PLAIN, Replayed, Round, replay, rounds
+from outrider.tune.replay import NO_DRAFTER, Replayed, Round, replay, rounds
 
 ALL = "all"
 
@@ -88,7 +88,7 @@ def predict(record: Record, drafters: Seq[str], ks: Seq[int], costs: CostModel) 
     plain, found = dict[str, Replayed](), dict[str, list[Prediction]]()
     for category in categories(record):
         answers = [answer for answer in record.answers if category in (ALL, answer.category)]
-        base = replay(answers, PLAIN, 0, costs, greedy=record.rule == "greedy")
+        base = replay(answers, NO_DRAFTER, 0, costs, greedy=record.rule == "greedy")
         plain[category] = base
         found[category] = []
         for candidate in wanted:

@@ -13,7 +13,7 @@ from outrider.control.cost_model import CostModel
 from outrider.core.stats import SpecStats
 from outrider.tune.record import Answer
 
-PLAIN = "none"
+NO_DRAFTER = "none"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +81,6 @@ class Replayed:
     def tok_s(self) -> float:
         """Tokens a second after the prompt; 0 where there was no token."""
         return self.stats.emitted / self.seconds if self.seconds > 0 else 0.0
-
-    @property
-    def round_s(self) -> float:
-        return self.seconds / self.stats.rounds if self.stats.rounds else 0.0
 
     def to_json(self) -> dict[str, object]:
         rounds = max(self.stats.rounds, 1)
