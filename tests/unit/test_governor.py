@@ -222,6 +222,33 @@ def test_a_lone_probe_in_a_batch_is_charged_as_such() -> None:
     assert 0 < spent_s <= 8 * 0.5 + 0.01 * 200 + 1
 
 
+def slow_reader(prompt_len: int, max_tokens: int, alpha: float) -> Stream:
+    """A drafter whose tokens cost a tenth of a round, and as much for every token that it has to read before."""
+    curve = Curve.rising({1: 0.1, 8: 0.8})
+    curves = DraftCurves(curve, curve)
+    costs = batch_costs(model=DraftCost(curves, curves, 1, catch_up_s=0.1))
+    seq = Sequence(0, [0] * prompt_len, SamplingParams(max_tokens=max_tokens), seed=0)
+    return Stream(GovernorController(costs, ["model"], alphas={"model": alpha}), seq, ["model"])
+
+
+@pytest.mark.parametrize(
+    ("prompt_len", "max_tokens", "drafts"), [(10, 400, True), (1000, 400, True), (1000, 40, False)]
+)
+def test_what_a_drafter_has_to_read_first_is_earned_over_the_answer(
+    prompt_len: int, max_tokens: int, drafts: bool
+) -> None:
+    stream = slow_reader(prompt_len, max_tokens, alpha=0.9)
+    assert (stream.round({"model": (1.0, 0.9)})[1] > 0) == drafts
+
+
+def test_a_probe_pays_for_what_it_reads() -> None:
+    stream = slow_reader(prompt_len=100, max_tokens=2000, alpha=0.0)
+    for _ in range(400):
+        stream.round({"model": (1.0, 0.0)})
+    probes = sum(k > 0 for _, k in stream.rounds)
+    assert probes == 0, "reading a hundred tokens costs ten rounds, and the purse holds two"
+
+
 def test_a_drafter_is_paid_alone_where_the_others_use_another() -> None:
     """Together with as many as itself it would pay, alone it does not."""
     free = DraftCurves(Curve.rising({1: 0.0}), Curve.rising({1: 0.0}))

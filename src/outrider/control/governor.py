@@ -30,6 +30,8 @@ PROBE_START, PROBE_MOST = 0.5, 2.0
 """In plain rounds: what may be spent on that at the start of a sequence, and what may be saved up for it."""
 LOOK_AGAIN = 16
 """Rounds after which a sequence in plain steps is weighed anew without news: its context has grown."""
+ANSWER = 256
+"""Tokens that an answer is taken to have where nothing bounds it: over them a drafter earns what its start costs."""
 CONTEXT_STEP = 128
 """Costs are looked up for contexts in steps of so many tokens."""
 LOG_LENGTH = 64
@@ -73,8 +75,8 @@ class _State:
 
     `room` are the draft tokens that the round may have; `others` are the rest of the batch in that round, and `usual_s`
     the seconds a token of all of them under the standing option. `purse_s` is what may be spent on probes; `idle`
-    counts the tokens since each drafter drafted, `waited` the rounds since then, `quiet` those since the options were
-    weighed.
+    counts the tokens that each drafter has not read, all of the prompt at first, `waited` the rounds since it drafted,
+    `quiet` those since the options were weighed.
     """
 
     acceptance: dict[str, Acceptance]
@@ -126,6 +128,7 @@ class GovernorController:
         purse_s = PROBE_START * self._round_s(1, seq.prompt_len, greedy)
         state = _State({name: Acceptance(self.shared[name]) for name in usable}, greedy, purse_s)
         state.length = len(seq.tokens)
+        state.idle, state.waited = dict.fromkeys(usable, state.length), dict.fromkeys(usable, 0)
         self._states[seq.id] = state
 
     def close(self, seq: Sequence) -> list[Switch]:
@@ -147,7 +150,7 @@ class GovernorController:
         for seq, state in zip(seqs, states, strict=True):
             state.others = self._others(state, states)
             state.usual_s = 1 / self._rate(seq, state, state.chosen, state.others)
-            own = self._probe(seq, state) if probe is None else None
+            own = self._probe(state) if probe is None else None
             probe, state.now = probe or own, own or state.chosen
         return [min(state.now.k, state.room) for state in states]
 
@@ -159,13 +162,13 @@ class GovernorController:
         state.length = len(seq.tokens)
         plain_s = self._round_s(1, state.length, state.greedy)
         state.purse_s += PROBE_SHARE * state.usual_s * emitted
+        probing = bool(asked) and not option.same(state.chosen)
+        if probing:
+            state.purse_s -= self._lost_s(state, option, 1 + drafted, min(option.k, drafted + 1), emitted)
         for name in state.acceptance:
-            state.idle[name] = state.idle.get(name, 0) + emitted
-            state.waited[name] = state.waited.get(name, 0) + 1
+            state.idle[name] += emitted
+            state.waited[name] += 1
         if asked:
-            probing = not option.same(state.chosen)
-            if probing:
-                state.purse_s -= self._lost_s(state, drafted, emitted)
             changed = state.acceptance[option.drafter].add(asked, drafted, accepted)
             state.why = "the text has changed" if changed else "a probe was kept" if probing and accepted else ""
             state.idle[option.drafter] = state.waited[option.drafter] = 0
@@ -225,9 +228,12 @@ class GovernorController:
         return sum(self._draft_of(name, length, together[name], greedy) for name, length, greedy in drafts)
 
     def _rate(self, seq: Sequence, state: _State, option: Option, others: _Others) -> float:
-        """Tokens a second of the whole batch when this sequence is run so."""
+        """Tokens a second of the whole batch when this sequence is run so until its end."""
         round_s = self._round_s(option.rows + others.rows, len(seq.tokens), state.greedy)
         round_s += self._drafting_s(state, option.drafter, option.steps, others)
+        if option.k:
+            left = (ANSWER if seq.params.max_tokens is None else seq.params.max_tokens) - seq.output_len
+            round_s += self._catch_up_s(state, option) * min(1.0, option.tokens / max(left, 1))
         return (option.tokens + others.tokens) / round_s
 
     def _best(self, seq: Sequence, state: _State, drafter: str, others: _Others) -> Option:
@@ -282,23 +288,26 @@ class GovernorController:
             return f"{share} kept"
         return f"{share} kept, as its card says" if name in self._carded else f"{share} assumed to be kept"
 
-    def _probe(self, seq: Sequence, state: _State) -> Option | None:
+    def _probe(self, state: _State) -> Option | None:
         """One token of a drafter that is off, when the purse allows what that is expected to lose."""
         if state.purse_s <= 0.0 or not state.room:
             return None
         off = [name for name in state.acceptance if name != state.chosen.drafter]
         if not off:
             return None
-        longest = max(off, key=lambda name: state.waited.get(name, 0))
+        longest = max(off, key=lambda name: state.waited[name])
         option = self._option(state, longest, 1)
-        tokens = option.tokens + state.others.tokens
-        lost_s = tokens / self._rate(seq, state, option, state.others) - tokens * state.usual_s
+        lost_s = self._lost_s(state, option, option.rows, option.steps, option.tokens)
         return option if lost_s <= state.purse_s else None
 
-    def _lost_s(self, state: _State, drafted: int, emitted: int) -> float:
-        """What a probe took longer than the standing option would have for the same tokens."""
-        option, others = state.now, state.others
-        took_s = self._round_s(1 + drafted + others.rows, state.length, state.greedy)
-        took_s += self._drafting_s(state, option.drafter, min(option.k, drafted + 1), others)
-        took_s += self.costs.catch_up_s(option.drafter, state.idle.get(option.drafter, 0))
-        return took_s - (emitted + others.tokens) * state.usual_s
+    def _lost_s(self, state: _State, option: Option, rows: float, steps: float, tokens: float) -> float:
+        """What a probe takes longer than the standing option does for the same tokens."""
+        others = state.others
+        took_s = self._round_s(rows + others.rows, state.length, state.greedy)
+        took_s += self._drafting_s(state, option.drafter, steps, others)
+        took_s += self._catch_up_s(state, option)
+        return took_s - (tokens + others.tokens) * state.usual_s
+
+    def _catch_up_s(self, state: _State, option: Option) -> float:
+        """What its drafter has to read first; nothing for one that drafted in the round before."""
+        return self.costs.catch_up_s(option.drafter, state.idle[option.drafter])
