@@ -123,9 +123,9 @@ class BlockDrafter(HeadDrafter[BlockState]):
             return
         self._count([run.state for run in runs])
         h_Md = self._speaking(runs)
-        logits_MS, sure_M = self.parts.logits(h_Md), self.parts.sure_rows(h_Md)
+        logits_MS, confidence_M = self.parts.logits(h_Md), self.parts.confidence_rows(h_Md)
         for run, (start, stop) in zip(runs, spans([run.limit for run in runs]), strict=True):
-            run.state.block = Said(logits_MS[start:stop], h_Md[start:stop], sure_M[start:stop])
+            run.state.block = Said(logits_MS[start:stop], h_Md[start:stop], confidence_M[start:stop])
         self._walk([run for run in runs if run.law is DraftLaw.POINT and run.plain], logits_MS)
 
     def _speaking(self, runs: list[BlockRun]) -> Tensor:
@@ -144,16 +144,16 @@ class BlockDrafter(HeadDrafter[BlockState]):
         walk = self.parts.walk
         if not runs or walk is None:
             return
-        counts, unsure = [run.limit for run in runs], not self.parts.sure
+        counts, shares_wanted = [run.limit for run in runs], not self.parts.has_confidence
         before, pairs = [run.seq.tokens[-1] for run in runs], [run.state.habits.pairs for run in runs]
         if sum(counts) < len(logits_MS):
             logits_MS = torch.cat([run.state.block.logits_KS for run in runs])
-        columns, tops, shares = walk(logits_MS, counts, before, pairs, shares=unsure)
+        columns, tops, shares = walk(logits_MS, counts, before, pairs, shares=shares_wanted)
         for run, (start, stop) in zip(runs, spans(counts), strict=True):
             for m in range(start, stop):
-                if run.done or math.isnan(tops[m]) or not self._is_sure(run):
+                if run.done or math.isnan(tops[m]) or not self._is_confident(run):
                     break
-                share = shares[m] if unsure else 1.0
+                share = shares[m] if shares_wanted else 1.0
                 if self._goes_on(run, share):
                     self._take(run, self.columns.token(columns[m]), share)
 
@@ -179,40 +179,40 @@ class BlockDrafter(HeadDrafter[BlockState]):
 
     def _next_logits(self, runs: list[BlockRun]) -> Tensor:
         """Whether a token is drafted at all is decided before it is known."""
-        going = [run for run in runs if self._is_sure(run)]
+        going = [run for run in runs if self._is_confident(run)]
         logits_nS = self.parts.behind([(run.state.block, len(run.tokens), last(run)) for run in going])
         for run, logits_S in zip(going, logits_nS, strict=True):
             if (pairs := run.state.habits.pairs) is not None:
                 pairs.add_(logits_S, last(run))
         return logits_nS
 
-    def _is_sure(self, run: BlockRun) -> bool:
+    def _is_confident(self, run: BlockRun) -> bool:
         """Works out how probably the next token will be accepted, if the head says so; may end the run by it."""
-        if self.parts.sure:
+        if self.parts.has_confidence:
             block, place = run.state.block, len(run.tokens)
-            logit = self.parts.sureness(block.sure_K[place], last(run))
+            logit = self.parts.confidence_behind(block.confidence_K[place], last(run))
             block.said_K.append(logit)
-            block.sure = run.state.habits.confidence(logit, place)
-            return super()._goes_on(run, block.sure)
+            block.confidence = run.state.habits.confidence(logit, place)
+            return super()._goes_on(run, block.confidence)
         return not run.done
 
     def _continue(self, run: BlockRun, logits_S: Tensor, top: float, column: int, rng: Rng) -> None:
         """A likeliest token whose own probability nobody asks for is known already."""
-        if self.parts.sure and run.plain and run.law is DraftLaw.POINT and math.isfinite(top):
+        if self.parts.has_confidence and run.plain and run.law is DraftLaw.POINT and math.isfinite(top):
             self._take(run, self.columns.token(column), 1.0)
         else:
             super()._continue(run, logits_S, top, column, rng)
 
     def _peak(self, q: Row) -> float:
-        return 1.0 if self.parts.sure else super()._peak(q)
+        return 1.0 if self.parts.has_confidence else super()._peak(q)
 
     def _goes_on(self, run: BlockRun, peak: float) -> bool:
         """The head's confidence has decided already, where it has one."""
-        return self.parts.sure or super()._goes_on(run, peak)
+        return self.parts.has_confidence or super()._goes_on(run, peak)
 
     def _take(self, run: BlockRun, token: int, peak: float) -> None:
         """The head's confidence stands where that of the token would."""
-        super()._take(run, token, run.state.block.sure if self.parts.sure else peak)
+        super()._take(run, token, run.state.block.confidence if self.parts.has_confidence else peak)
 
 
 def _require_layers(what: str, config: BlockConfig, name: str, n_layers: int) -> None:

@@ -43,7 +43,7 @@ class Parts:
         self._host, self._embedding, self._dtype = host, net.embed_tokens, net.dtype
         self._row = lru_cache(REMEMBERED)(self._read_row)
         self.mask_1d = self._read_row(net.config.mask_token_id)
-        self._sure = None if net.confidence_head is None else Sureness(net)
+        self._confidence = None if net.confidence_head is None else ConfidenceRows(net)
         self._markov: MarkovHead | None = net.markov_head
         self._own_head = net.lm_head is not None
         self._head = self._make_head(net, packed)
@@ -76,9 +76,9 @@ class Parts:
         return None if self._markov.recurrent else Walk(ids_S, tokens, table_Vr, self._bias)
 
     @property
-    def sure(self) -> bool:
+    def has_confidence(self) -> bool:
         """Whether the head says how probably a token will be accepted."""
-        return self._sure is not None
+        return self._confidence is not None
 
     def embed(self, token: int) -> Tensor:
         """float32 [1, d]: what a token's row reads. The latest are remembered: a target may have them in a file."""
@@ -93,14 +93,14 @@ class Parts:
         """float32 [M, S]: of every draft token, without what follows from the token before it."""
         return self._head(h_Md.to(self._dtype) if self._own_head else h_Md).float().cpu()
 
-    def sure_rows(self, h_Md: Tensor) -> list[float]:
+    def confidence_rows(self, h_Md: Tensor) -> list[float]:
         """[M]: logits of the confidences, without what follows from the token before; [] for a head without."""
-        return [] if self._sure is None else self._sure.rows(h_Md)
+        return [] if self._confidence is None else self._confidence.rows(h_Md)
 
-    def sureness(self, logit: float, before: int) -> float:
+    def confidence_behind(self, logit: float, before: int) -> float:
         """The logit of the probability that the token behind `before` is accepted."""
-        assert self._sure is not None, "a head without confidences"
-        return self._sure.behind(logit, before)
+        assert self._confidence is not None, "a head without confidences"
+        return self._confidence.behind(logit, before)
 
     def behind(self, places: Seq[tuple[Said, int, int]]) -> Tensor:
         """[n, S] logits of a draft token each: (what its block says, its number in it, the token before)."""
@@ -127,7 +127,7 @@ def _rows(parts: list[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-class Sureness:
+class ConfidenceRows:
     """The confidence head, cut in two: what the row says, and what the token before says, worked out for all tokens."""
 
     def __init__(self, net: BlockNet) -> None:

@@ -21,15 +21,15 @@ NOTHING = torch.empty(0, 0)
 class Said:
     """By draft token of a block: its logits without what follows from the token before, the row that they come from,
     and the logits of the confidences (none: []), first without what follows from the token before, then with it, as
-    far as the draft got. `markov_1r` is the state of a recurrent Markov head so far, `sure` the confidence of the token
-    that is next."""
+    far as the draft got. `markov_1r` is the state of a recurrent Markov head so far, `confidence` that of the token that
+    is next."""
 
     logits_KS: Tensor = NOTHING
     h_Kd: Tensor = NOTHING
-    sure_K: list[float] = field(default_factory=list)
+    confidence_K: list[float] = field(default_factory=list)
     said_K: list[float] = field(default_factory=list)
     markov_1r: Tensor | None = None
-    sure: float = 1.0
+    confidence: float = 1.0
 
 
 class BlockState(HeadState):
