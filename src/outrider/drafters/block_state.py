@@ -21,8 +21,8 @@ NOTHING = torch.empty(0, 0)
 class Said:
     """By draft token of a block: its logits without what follows from the token before, the row that they come from,
     and the logits of the confidences (none: []), first without what follows from the token before, then with it, as
-    far as the draft got. `markov_1r` is the state of a recurrent Markov head so far, `confidence` that of the token that
-    is next."""
+    far as the draft got. `markov_1r` is the state of a recurrent Markov head so far, `confidence` that of the next
+    token."""
 
     logits_KS: Tensor = NOTHING
     h_Kd: Tensor = NOTHING
