@@ -36,6 +36,7 @@ class MedusaState(HeadState):
 
     @property
     def unread(self) -> int:
+        """All of them: nothing is read ahead, and the window keeps the latest alone."""
         return 0
 
     def _begin_at(self, start: int) -> None:
