@@ -110,6 +110,13 @@ def test_with_json_the_table_goes_to_stderr(bench):
     assert "speed-up" in err
 
 
+def test_the_help_says_that_the_last_line_is_json(capsys):
+    assert main(["bench", "--help"]) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert "one JSON document as the last line of stdout (with --json the table goes to stderr)" in told
+    assert "which is its last line in any case" in told
+
+
 def test_repeated_options_add_up(bench):
     code, out, _ = bench("-d", "ngram", "-d", "suffix", "-k", "1", "-k", "2", "--json", "--quiet", "--limit", "1")
     assert code == 0

@@ -164,7 +164,10 @@ def test_a_faster_lane_and_another_machine_are_told(folder, changed, capsys):
     assert main(["compare", str(folder / "a.json"), changed(faster)]) == 0
     out = capsys.readouterr().out
     [line] = [line for line in out.splitlines() if line.startswith("ngram K=3") and " all " in line]
-    assert line.split()[-4:] == ["2.00", "2.00..2.00", str(QUESTIONS * TURNS), "faster"]
+    cells = [cell.strip() for cell in line.split("  ") if cell.strip()]
+    assert cells[-4:] == ["+100.0 %", "+100.0 % to +100.0 %", str(QUESTIONS * TURNS), "faster"]
+    assert "  faster (+), slower (-)  " in out.splitlines()[0]
+    assert "\nfaster (+), slower (-): by how many percent of BEFORE's speed-up over plain AFTER's is larger" in out
     assert "processor: " in out
     assert "max_tokens: 12 before, 13 after" in out
     assert "rule: 'greedy' before, 'coupled' after" in out

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 
 import pytest
 
@@ -106,7 +108,10 @@ def test_no_theory_is_stated_for_rules_that_have_none(capsys, rule, label, said)
 
 
 BAD = {
-    "no acceptance": ([], ["--alpha A", "--bench FILE"]),
+    "no acceptance": ([], ["--alpha A", "--bench FILE", "as in --alpha 0.8 --draft-cost 0.1"]),
+    "no tables for the rule": (["--rule", "chain"], ["--rule chain", "give --tables NOISE with it"]),
+    "no bench for the drafter": (["--drafter", "suffix"], ["give it with --bench FILE"]),
+    "no acceptance on a wrong machine": (["--machine", "idea"], ["how often drafts are accepted was not said"]),
     "no draft cost": (["--alpha", "0.5"], ["--draft-cost C", "'ideal'"]),
     "alpha no number": (["--alpha", "high"], ["--alpha 'high'", "0 to 1"]),
     "alpha above 1": (["--alpha", "0.5,1.5"], ["--alpha '0.5,1.5'", "0 to 1"]),
@@ -126,6 +131,29 @@ BAD = {
     "k": (["--alpha", "0.5", "--draft-cost", "0", "--k", "99"], ["99", "64"]),
     "tokens": (["--alpha", "0.5", "--draft-cost", "0", "--tokens", "0"], ["0 tokens", "1 to 20000"]),
 }
+
+
+ANSWERED_WITHOUT_TORCH = (
+    [],
+    ["--rule", "chain"],
+    ["--drafter", "suffix"],
+    ["--alpha", "2"],
+    ["--alpha", "0.5"],
+    ["--alpha", "0.5", "--machine", "idea"],
+    ["--bench", "nowhere.json"],
+    ["--list"],
+)
+
+
+def test_wrong_inputs_do_not_wait_for_torch():
+    """In a process of its own, for this one has imported it."""
+    code = (
+        "import sys; from outrider.cli.main import main\n"
+        f"for given in {ANSWERED_WITHOUT_TORCH}: main(['sim', *given]); assert 'torch' not in sys.modules, given"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("\n") == len(ANSWERED_WITHOUT_TORCH) - 1
 
 
 @pytest.mark.parametrize("case", BAD)

@@ -18,7 +18,9 @@ from outrider.cli.main import main
 from outrider.cli.train import train as train_command
 from outrider.drafters.head_files import MEDUSA, SAFETENSORS
 from outrider.errors import ConfigError
+from outrider.train import finish as finish_module
 from outrider.train import trainer as trainer_module
+from outrider.train.evaluate import Served
 from outrider.train.harvest import HarvestSettings
 from outrider.train.heads import HeadSettings
 from outrider.train.recipes import RECIPES
@@ -226,11 +228,85 @@ def test_another_setting_for_a_run_that_was_begun_is_refused(
 def test_a_dry_run_says_what_it_takes_and_writes_nothing(
     world: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    ask = command(world, "eagle3", tmp_path / "out", "--dry-run")
-    ask[ask.index("--data") + 1] = str(tmp_path / "data")
+    ask = _replaced(command(world, "eagle3", tmp_path / "out", "--dry-run"), ["--data", str(tmp_path / "data")])
     assert main(ask) == 0
-    assert "bytes a token" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "conversations: 52, of which 52 are left to harvest" in said
+    assert "bytes a token" in said
+    assert "answers as long as they may be, so at most" in said
+    assert " MB as bfloat16 (eagle3: " in said
+    assert "trial: 1 held-out prompts at K = 5 (answers of at most 96 tokens through the engine" in said
     assert not list(tmp_path.iterdir())
+    assert main([*ask, "--json", "--quiet"]) == 0
+    out, err = capsys.readouterr()
+    told = json.loads(out)
+    assert (out.count("\n"), err, told["schema"]) == (1, "", "outrider.train_dry_run/1")
+    assert (told["conversations"], told["left"], told["harvested"]) == (52, 52, 0)
+    assert told["steps"] > 0
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_dry_run_foretells_a_harvest_that_is_there(
+    world: dict[str, Path], trained: tuple[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What is left, the steps that the training really took, and the head's own numbers."""
+    kind, out = trained
+    ask = command(world, kind, tmp_path / "out", "--dry-run", "--json", "--quiet")
+    assert main(ask) == 0
+    told = json.loads(capsys.readouterr().out)
+    last = json.loads((out / "log.jsonl").read_text().splitlines()[-1])
+    assert (told["conversations"], told["left"]) == (52, 0)
+    assert told["harvested"] == sum(len(shard) for shard in read_shards(world["root"] / "data"))
+    assert told["steps"] == pytest.approx(last["steps"], rel=0.1)
+    assert told["parameters"] == sum(weight.numel() for weight in _weights(out, kind))
+    assert main([*ask, "--conversations", "102"]) == 0
+    more = json.loads(capsys.readouterr().out)
+    assert (more["left"], more["trial_prompts"]) == (50, 2)
+    assert more["steps"] == pytest.approx(2 * told["steps"], rel=0.1)
+
+
+def _weights(out: Path, kind: str) -> list[torch.Tensor]:
+    """Those that were trained; what is tied is one."""
+    net = read_checkpoint(out)["net"]
+    return list({weight.data_ptr(): weight for weight in net.values() if weight.is_floating_point()}.values())
+
+
+@pytest.mark.parametrize("trained", ["medusa", "draft_model"], indirect=True)
+@pytest.mark.parametrize(
+    ("lengths", "said"),
+    [
+        ((2.5, 2.45), ["this head drafts: 2.45 tokens a pass as served, greedy, where plain decoding has 1"]),
+        ((1.1, 1.08), ["this head brings next to nothing: 1.08 tokens a pass as served"]),
+        ((2.5, 2.0), ["this head drafts: 2.00", "lost 20% of the acceptance length (2.50 as trained, 2.00 as served"]),
+    ],
+)
+def test_the_last_lines_say_what_the_head_is_worth(
+    world: dict[str, Path],
+    trained: tuple[str, Path],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    lengths: tuple[float, float],
+    said: list[str],
+) -> None:
+    kind, out = trained
+    left = [*lengths, 1.0, 1.0]
+
+    def serve(*_: object, **__: object) -> Served:
+        return Served(10, 10, 10, 5, left.pop(0), [0.5])
+
+    monkeypatch.setattr(finish_module, "serve", serve)
+    assert main(command(world, kind, out, "--json")) == 0
+    printed, err = capsys.readouterr()
+    verdict = json.loads(printed)["verdict"]
+    assert err.splitlines()[-len(said) :] == [f"verdict: {sentence}" for sentence in verdict]
+    for sentence, part in zip(verdict, said, strict=True):
+        assert part in sentence
+    if lengths[1] < 1.2:
+        assert "more conversations (--conversations), more epochs (--epochs) or a higher --lr" in verdict[0]
+    if len(said) > 1:
+        other = "serve it with --draft-dtype bfloat16"
+        remedy = "train with a larger --rounded, or serve it with --draft-dtype int8"
+        assert verdict[1].endswith(other if kind == "draft_model" else remedy)
 
 
 @pytest.mark.parametrize(

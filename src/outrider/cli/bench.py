@@ -101,6 +101,13 @@ MinSpeed = Annotated[
         help="Least speed-up over plain, as a share of the baseline's. [default: 0.9]",
     ),
 ]
+Json = Annotated[
+    bool,
+    typer.Option(
+        "--json",
+        help="Nothing on stdout but the JSON document, which is its last line in any case: the table to stderr.",
+    ),
+]
 
 
 def bench(
@@ -139,7 +146,7 @@ def bench(
     threads: common.Threads = None,
     offline: common.Offline = False,
     dry_run: DryRun = False,
-    json: common.Json = False,
+    json: Json = False,
     quiet: common.Quiet = False,
 ) -> None:
     """Measure plain and every drafter and K on the same prompts, alternating, with the answers compared.

@@ -12,6 +12,16 @@ from outrider.cli import common
 if TYPE_CHECKING:
     from outrider.bench.changes import Change
 
+CHANGE = "faster (+), slower (-)"
+HEADER = (
+    *("lane", "category", "tokens a pass before", "after", "x plain before", "after"),
+    *(CHANGE, "95 %", "prompts", "finding"),
+)
+LEGEND = (
+    f"{CHANGE}: by how many percent of BEFORE's speed-up over plain AFTER's is larger or smaller; the median over the "
+    "prompts, and its 95 % interval"
+)
+
 Before = Annotated[Path, typer.Argument(metavar="BEFORE", help="A file that outrider bench --out wrote.")]
 After = Annotated[Path, typer.Argument(metavar="AFTER", help="Another one.")]
 
@@ -19,7 +29,7 @@ After = Annotated[Path, typer.Argument(metavar="AFTER", help="Another one.")]
 def compare(before: Before, after: After, json: common.Json = False) -> None:
     """Compare two results of bench: acceptance lengths as they are, speeds as ratios to plain, each of its own run.
 
-    A lane is called faster or slower only where the 95 % interval of the change leaves out 1.
+    A lane is called faster or slower only where the 95 % interval of the change leaves out 0 %.
     """
     from outrider.bench.changes import changes, changes_json, doubts
     from outrider.bench.result_file import ResultFile
@@ -35,8 +45,8 @@ def compare(before: Before, after: After, json: common.Json = False) -> None:
 def _print(found: list[Change], notes: list[str]) -> None:
     from outrider.cli.terminal import table
 
-    header = ("lane", "category", "length", "after", "x plain", "after", "change", "95 %", "prompts", "finding")
-    print(table([_cells(change) for change in found], header))
+    print(table([_cells(change) for change in found], HEADER))
+    print(LEGEND)
     for note in notes:
         print(f"note: {note}")
 
@@ -50,8 +60,8 @@ def _cells(change: Change) -> list[str]:
         _figure(change.length_after),
         _figure(change.speedup_before),
         _figure(change.speedup_after),
-        _figure(change.factor),
-        "-" if interval is None else str(interval),
+        "-" if change.factor is None else _percent(change.factor),
+        "-" if interval is None else f"{_percent(interval.low)} to {_percent(interval.high)}",
         str(change.prompts),
         change.finding,
     ]
@@ -59,3 +69,8 @@ def _cells(change: Change) -> list[str]:
 
 def _figure(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}"
+
+
+def _percent(factor: float) -> str:
+    """How much more than 1 it is."""
+    return f"{100 * (factor - 1):+.1f} %"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -91,20 +92,26 @@ def sim(
 
     With --json one JSON document is the last line of stdout, and the table goes to stderr.
     """
-    from outrider.bench.lanes import parse_ks
-    from outrider.cli.measuring import console
     from outrider.sim.machines import MACHINES, find_machine
-    from outrider.sim.report import answer, ask, document
+    from outrider.sim.recorded import recorded
 
     if list_machines:
         _print_machines(list(MACHINES.values()), json=json)
         return
-    if bench is None and (drafter or category != "all"):
-        raise ConfigError(
-            "--drafter and --category choose from a document of outrider bench: give it with --bench FILE"
-        )
+    drafters = common.split_names(drafter or [])
+    given = {"--alpha": ",".join(alpha) if alpha else None, "--acceptance": acceptance, "--ranks": ranks}
+    chances = {option: _chances(text, option) for option, text in given.items() if text is not None}
+    _require_acceptance(bool(chances), tables, rule, bench, chooses=bool(drafters) or category != "all")
     machines = [find_machine(name) for name in common.split_names(machine or [DEFAULT_MACHINE], "--machine")]
-    workloads = _workloads(alpha, acceptance, ranks, tables, rule, bench, common.split_names(drafter or []), category)
+    for one in machines if chances else ():
+        one.draft_cost(draft_cost)
+    replayed = recorded(bench, drafters, category) if bench is not None else []
+
+    from outrider.bench.lanes import parse_ks
+    from outrider.cli.measuring import console
+    from outrider.sim.report import answer, ask, document
+
+    workloads = list(dict.fromkeys([*_supposed(chances, tables, rule), *replayed]))
     questions = ask(workloads, machines, parse_ks(",".join(k or [DEFAULT_KS])), draft_cost, tokens, given=bool(k))
     answers = [] if dry_run else answer(questions, tokens, seed)
     shown = console(stderr=json)
@@ -113,40 +120,40 @@ def sim(
         common.print_json(document(questions, answers, tokens=tokens, seed=seed, dry_run=dry_run))
 
 
-def _workloads(
-    alpha: list[str] | None,
-    acceptance: str | None,
-    ranks: str | None,
-    tables: float | None,
-    rule: str,
-    bench: Path | None,
-    drafters: list[str],
-    category: str,
-) -> list[Workload]:
-    """Everything whose acceptance was given, in the order of the options."""
+def _require_acceptance(
+    has_chances: bool, tables: float | None, rule: str, bench: Path | None, *, chooses: bool
+) -> None:
+    """Raises ConfigError where nothing says how often drafts are accepted, or an option lacks the one that it needs."""
+    if chooses and bench is None:
+        raise ConfigError(
+            "--drafter and --category choose from a document of outrider bench: give it with --bench FILE, or leave "
+            "them out"
+        )
+    if rule != "auto" and tables is None:
+        raise ConfigError(
+            f"--rule {rule} judges drafts of --tables only, for the other acceptances are told, not judged: give "
+            "--tables NOISE with it, or leave it out"
+        )
+    if not has_chances and tables is None and bench is None:
+        raise ConfigError(
+            "how often drafts are accepted was not said: give --alpha A, --acceptance P,P..., --ranks P,P... or "
+            "--tables NOISE, each with --draft-cost C unless the machine says what drafting costs, or --bench FILE "
+            "with what outrider bench recorded; as in --alpha 0.8 --draft-cost 0.1"
+        )
+
+
+def _supposed(chances: Mapping[str, list[float]], tables: float | None, rule: str) -> list[Workload]:
+    """Every acceptance that nobody recorded, in the order of the options."""
     from outrider.engine.engine import resolve_rule
-    from outrider.sim.recorded import recorded
     from outrider.sim.workload import Tables, by_position, by_rank, iid
 
-    found: list[Workload] = []
-    if alpha:
-        found.extend(map(iid, _chances(",".join(alpha), "--alpha")))
-    if acceptance is not None:
-        found.append(by_position(_chances(acceptance, "--acceptance")))
-    if ranks is not None:
-        found.append(by_rank(_chances(ranks, "--ranks")))
+    found: list[Workload] = [*map(iid, chances.get("--alpha", ()))]
+    for option, made in (("--acceptance", by_position), ("--ranks", by_rank)):
+        if option in chances:
+            found.append(made(chances[option]))
     if tables is not None:
         found.append(Tables(tables, resolve_rule(rule, greedy=False)))
-    elif rule != "auto":
-        raise ConfigError(f"--rule {rule} judges drafts of --tables only: the other acceptances are told, not judged")
-    if bench is not None:
-        found.extend(recorded(bench, drafters, category))
-    if not found:
-        raise ConfigError(
-            "how often drafts are accepted was not said: give --alpha A, --acceptance P,P..., --ranks P,P..., "
-            "--tables NOISE, or --bench FILE with what outrider bench recorded"
-        )
-    return list(dict.fromkeys(found))
+    return found
 
 
 def _chances(text: str, option: str) -> list[float]:

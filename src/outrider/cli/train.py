@@ -18,6 +18,7 @@ N = TypeVar("N", int, float)
 if TYPE_CHECKING:
     from outrider.models.load import LoadedModel
     from outrider.train.evaluate import Served
+    from outrider.train.finish import Finished
     from outrider.train.run import TrainRun
     from outrider.train.trainer import Progressed
 
@@ -145,6 +146,7 @@ def train(
     from outrider.engine.prompt_file import read_prompts
     from outrider.train.harvest import HarvestSettings
     from outrider.train.heads import HeadSettings, harvested_layers
+    from outrider.train.plan import foretell
     from outrider.train.recipes import require_kind
     from outrider.train.run import RunSettings, TrainRun, native
     from outrider.train.trainer import TrainSettings
@@ -180,14 +182,18 @@ def train(
     )
     settings = RunSettings(kind, harvest, head, training, k, tuple(more_data or ()))
     run = TrainRun(opened, chosen, settings, out, data or out / "harvest")
+    plan = foretell(run)
     if not quiet:
-        print_plan(run.plan())
+        print_plan(plan.decisions())
     if dry_run:
+        if json:
+            common.print_json(plan.to_json())
         return
     with _disk(out):
-        folder = _run(run, batch, layout, quiet)
+        done = _run(run, batch, layout, quiet)
     if json:
-        common.print_json({"head": str(folder), "card": dict(JsonObject.read(folder / CARD).values)})
+        card = dict(JsonObject.read(done.folder / CARD).values)
+        common.print_json({"head": str(done.folder), "verdict": done.verdict, "card": card})
 
 
 def _open(model: str, threads: int | None, offline: bool, quiet: bool) -> LoadedModel:
@@ -206,7 +212,7 @@ def _open(model: str, threads: int | None, offline: bool, quiet: bool) -> Loaded
         return open_model(model, offline=offline, progress=progress)
 
 
-def _run(run: TrainRun, batch: int, layout: str | None, quiet: bool) -> Path:
+def _run(run: TrainRun, batch: int, layout: str | None, quiet: bool) -> Finished:
     """All stages that are left, with their bars."""
     from outrider.train.finish import finish
     from outrider.train.plot import write_plot
@@ -228,10 +234,12 @@ def _run(run: TrainRun, batch: int, layout: str | None, quiet: bool) -> Path:
                 + ", ".join(f"{share:.2f}" for share in served.conditional)
             )
 
-    folder = finish(run, trainer, told, layout)
+    done = finish(run, trainer, told, layout)
     if not quiet:
-        _say(f"the head lies in {folder}; use it with --drafter {run.settings.kind} --draft-model {folder}")
-    return folder
+        _say(f"the head lies in {done.folder}; use it with --drafter {run.settings.kind} --draft-model {done.folder}")
+        for sentence in done.verdict:
+            _say(f"verdict: {sentence}")
+    return done
 
 
 @contextmanager

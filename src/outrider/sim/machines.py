@@ -40,6 +40,16 @@ class Machine:
     overhead: float = 0.0
     pass_s: float | None = None
 
+    def draft_cost(self, told: float | None) -> float:
+        """`told`, else what the machine's figures say. Raises ConfigError where nobody says it."""
+        found = self.c if told is None else told
+        if found is None:
+            raise ConfigError(
+                f"what drafting costs is not known, for machine {self.name!r} does not say it: give --draft-cost C, in "
+                "passes of the target over one row (0 for a look-up that costs nothing)"
+            )
+        return found
+
     def to_json(self) -> dict[str, object]:
         return {
             "name": self.name,

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from outrider.core.documents import read_document
 from outrider.core.json_file import JsonObject
 from outrider.errors import ConfigError, ModelFileError
-from outrider.sim.workload import Scripted
+
+if TYPE_CHECKING:
+    from outrider.sim.workload import Scripted
 
 BENCH_SCHEMA = "outrider.bench/1"
 PLAIN = "plain"
@@ -67,6 +70,8 @@ def _positions(figures: JsonObject) -> list[float]:
 
 def _replayed(path: Path, name: str, lane: JsonObject, plain: JsonObject | None, category: str) -> Scripted:
     """Tokens a round as recorded; where drafts were short or missing, rounds of whole drafts and of none."""
+    from outrider.sim.workload import Scripted  # brings torch, which a file that is refused does not wait for
+
     figures = _figures(lane, category)
     kept = _positions(figures)
     passes = figures.number("target_passes", 0.0)

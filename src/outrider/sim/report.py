@@ -152,14 +152,9 @@ def answer(questions: Seq[Question], tokens: int, seed: int) -> list[Answer]:
 
 def _cost(workload: Workload, machine: Machine, draft_cost: float | None) -> Cost:
     """A round's costs; what a pass of the draft model costs says the caller, else the acceptance, else the machine."""
-    told = (draft_cost, workload.c, machine.c)
-    c = next((value for value in told if value is not None), None)
-    if c is None:
-        raise ConfigError(
-            f"what drafting costs is not known for acceptance {workload.label!r} on machine {machine.name!r}: give "
-            "--draft-cost C, in passes of the target over one row (0 for a look-up that costs nothing)"
-        )
+    told = workload.c if draft_cost is None else draft_cost
     try:
+        c = machine.draft_cost(told)
         return Cost(c, machine.v, 0.0 if draft_cost is not None else workload.once, machine.overhead)
     except ConfigError as error:
         raise ConfigError(f"acceptance {workload.label!r} on machine {machine.name!r}: {error}") from None

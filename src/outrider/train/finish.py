@@ -1,9 +1,9 @@
-"""The end of a run: the head is written, tried as it will be served, and gets its card and its plot."""
+"""The end of a run: the head is written, tried as it will be served, and gets its card."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from outrider.core.json_file import JsonObject
@@ -22,12 +22,48 @@ MIN_CONFIDENCE = 0.15
 """What the card recommends: about where a further token costs what it brings, in its own draft step and in the rows of
 the check (docs/log.md)."""
 
+LEAST_LENGTH = 1.2
+"""Tokens a pass, greedy, below which a head brings next to nothing: 1 is plain decoding."""
+MOST_LOSS = 0.03
+"""Of the acceptance length, what packing may cost."""
+
 OnServed = Callable[[str, Served], None]
 """Told of every evaluation: its name, and what it found."""
 
 
-def finish(run: TrainRun, trainer: Trainer, on_served: OnServed, layout: str | None = None) -> Path:
-    """Writes the head of a trained run and its card; returns the head's folder."""
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The head's folder, and sentences that say what the head is worth and what to do about it."""
+
+    folder: Path
+    verdict: list[str]
+
+
+def verdict(trained: Served, served: Served, *, rounds: bool) -> list[str]:
+    """What the head is worth, by the greedy trials; and where packing lost too much, that. `rounds`: whether it can
+    learn with rounded weights."""
+    now, before = served.acceptance_length, trained.acceptance_length
+    told = f"{now:.2f} tokens a pass as served, greedy, where plain decoding has 1"
+    if now < LEAST_LENGTH:
+        said = [
+            f"this head brings next to nothing: {told}. Give it more conversations (--conversations), more epochs "
+            "(--epochs) or a higher --lr, in another --out"
+        ]
+    else:
+        said = [f"this head drafts: {told}. Tokens a pass are not yet speed: measure it with outrider bench"]
+    if now < before * (1 - MOST_LOSS):
+        remedy = "train with a larger --rounded, or serve it with --draft-dtype int8"
+        if not rounds:
+            remedy = "serve it with --draft-dtype bfloat16"
+        said.append(
+            f"packing the weights for serving lost {1 - now / before:.0%} of the acceptance length ({before:.2f} as "
+            f"trained, {now:.2f} as served; up to {MOST_LOSS:.0%} is usual): {remedy}"
+        )
+    return said
+
+
+def finish(run: TrainRun, trainer: Trainer, on_served: OnServed, layout: str | None = None) -> Finished:
+    """Writes the head of a trained run and its card."""
     folder, settings = run.folder / HEAD, run.settings
     trainer.head.write(folder, layout)
     prompts = held_out_prompts(read_shards(run.data), PROMPTS)
@@ -66,4 +102,4 @@ def finish(run: TrainRun, trainer: Trainer, on_served: OnServed, layout: str | N
     }
     told = CardTest(tuple(tuple(p) for p in test_prompts), TEST_ANSWER, settings.k, test.acceptance_length)
     write_card(folder, card, told)
-    return folder
+    return Finished(folder, verdict(trained, greedy, rounds=bool(trainer.head.packed)))

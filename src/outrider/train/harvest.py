@@ -34,7 +34,7 @@ from outrider.errors import ConfigError, ModelFileError
 from outrider.models.load import LoadedModel
 from outrider.train.questions import Questions, Written
 from outrider.train.ranges import MOST_SEED, require_within
-from outrider.train.shards import HARVEST, Harvested, read_shards, write_manifest, write_shard, write_whole
+from outrider.train.shards import HARVEST, Harvested, Shard, read_shards, write_manifest, write_shard, write_whole
 
 OLDER_LACK = ("hidden_size", "weights")
 """Keys of harvest.json that the first harvests were made without."""
@@ -170,8 +170,7 @@ class Harvester:
         shards = read_shards(folder)
         self._next_shard = len(shards)
         self._left_out = _left_out(folder)
-        done = {conversation for shard in shards for conversation in shard.conversations}.union(self._left_out)
-        self.left = [c for c in range(settings.conversations) if c not in done]
+        self.left = unanswered(folder, shards, settings.conversations)
 
     def run(self, batch: int, on_answer: OnAnswer) -> None:
         """Answers what is left, `batch` conversations at a time; a shard is written as soon as there is one."""
@@ -321,6 +320,12 @@ def manifest_of(
         "n_prompts": len(prompts),
         **{name: value for name, value in asdict(settings).items() if name != "conversations"},
     }
+
+
+def unanswered(folder: Path, shards: Seq[Shard], conversations: int) -> list[int]:
+    """Those of so many conversations that a harvest still lacks; `shards` are the folder's."""
+    done = {conversation for shard in shards for conversation in shard.conversations}.union(_left_out(folder))
+    return [c for c in range(conversations) if c not in done]
 
 
 def _identity_of_weights(path: Path) -> str:

@@ -13,7 +13,6 @@ Every stage lies in the run's folder and is taken up where it stopped:
 from __future__ import annotations
 
 import platform
-import shutil
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import asdict, dataclass
@@ -25,7 +24,6 @@ import torch
 
 from outrider.control.fixed import check_k
 from outrider.core.json_file import JsonObject
-from outrider.core.types import Decision
 from outrider.drafters.options import require_int
 from outrider.drafters.reduced_vocab import ReducedVocab
 from outrider.engine.opening import identity_of
@@ -42,8 +40,6 @@ from outrider.train.trainer import CHECKPOINT, Trainer, TrainSettings, read_chec
 
 RUN = "run.json"
 HEAD = "head"
-PROMPT_TOKENS = 100
-"""Of a sequence, where the disk that a harvest takes is foretold; answers are taken to be as long as they may."""
 SAME_HARVEST = ("vocabulary_sha256", "hidden_size", "weights", "layers", "likeliest")
 """What harvests must have in common to be learned from together."""
 MASK_NAMES = ("reserved", "unused", "empty_output", "extra_id", "file_sep", "fim_pad")
@@ -72,12 +68,12 @@ class RunSettings:
 
 
 class TrainRun:
-    """A run in `folder`; its stages are `harvest`, `train` and `finish`, in this order.
+    """A run in `folder`: `begin`, then all that `harvester` and `trainer` do, then `finish` (finish.py).
 
     What is given is tried before anything is written. Raises ConfigError for a folder that was begun with other
     settings, a target that cannot be trained on, a draft vocabulary that is larger than the target's, a harvest of
-    another target, a head of other settings to start from, and a disk that is too small; ModelNotFoundError,
-    ModelFileError or PairingError for such a head or a draft model that cannot be used.
+    another target, and a head of other settings to start from; ModelNotFoundError, ModelFileError or PairingError for
+    such a head or a draft model that cannot be used.
     """
 
     def __init__(
@@ -93,43 +89,24 @@ class TrainRun:
         self.identity = identity_of(opened)
         self._prompts = prompts
         self._require_harvests(manifest_of(opened, self.identity, prompts, settings.harvest))
+        require_manifest(folder, RUN, self._manifest)
         if settings.head.draft_model or (settings.head.start and not self._begun):
-            self._head([])
+            self.head([])
 
     @property
     def _begun(self) -> bool:
         """Whether a head was trained here for some steps."""
         return (self.folder / CHECKPOINT).exists()
 
-    def begin(self) -> None:
-        """Writes down what is asked for; a folder that was begun must have been asked for the same."""
+    @property
+    def _manifest(self) -> dict[str, object]:
+        """What run.json says of the run."""
         asked = {"target": self.identity.names[0], **asdict(self.settings)}
-        write_manifest(self.folder, RUN, asked | {"made_with": _made_with(self.folder / RUN, self.settings.train)})
+        return asked | {"made_with": _made_with(self.folder / RUN, self.settings.train)}
 
-    def plan(self) -> list[Decision]:
-        """What the run will take, before it starts."""
-        harvest, shards = self.settings.harvest, read_shards(self.data)
-        done = sum(len(shard) for shard in shards)
-        per_token = harvest.bytes_per_token(self.target.hidden_size)
-        sequences = harvest.conversations * (1 + harvest.follow_ups)
-        about = sequences * (harvest.max_tokens * (1 + harvest.written) + PROMPT_TOKENS) * per_token
-        free = shutil.disk_usage(_existing(self.data)).free
-        held = sum(shard.path.stat().st_size for shard in shards)
-        if about - held > free:
-            raise ConfigError(
-                f"the harvest may take {about / 1e9:.1f} GB and {self.data} has {free / 1e9:.1f} GB free: ask for "
-                f"fewer conversations than {harvest.conversations}, shorter answers, or give another folder"
-            )
-        layers = ", ".join(str(layer) for layer in harvest.layers)
-        rows = self.target.embedding_rows + (self.settings.head.draft_vocab or self.target.vocab_size)
-        weights = 4 * rows * self.target.hidden_size
-        return [
-            Decision("harvest", f"about {about / 1e9:.2f} GB", f"{per_token} bytes a token; layers {layers}"),
-            Decision("harvested", f"{done} sequences", f"{held / 1e9:.2f} GB in {self.data}"),
-            Decision(
-                "memory", f"{weights / 1e6 + 200:.0f} MB", "beside the target: its embedding as numbers, the head"
-            ),
-        ]
+    def begin(self) -> None:
+        """Writes down what is asked for."""
+        write_manifest(self.folder, RUN, self._manifest)
 
     def harvester(self) -> Harvester:
         """Of the answers that are still missing."""
@@ -138,21 +115,40 @@ class TrainRun:
     def trainer(self) -> Trainer:
         """At the step that was reached."""
         shards = self._shards()
-        head, train = self._head(shards), self.settings.train
-        lessons = Lessons(
-            shards,
-            self.settings.harvest.layers,
-            head.wants,
-            longest=train.longest,
-            batch_tokens=train.batch_tokens,
-            seed=train.seed,
-        )
+        head, train = self.head(shards), self.settings.train
+        lessons = self.lessons(shards, head.wants)
         if not lessons.held_out:
             raise ConfigError(
                 f"{self.data} has no conversation to try the head on (one in {HELD_OUT_EVERY} is held out; their "
                 "prompts may be too long): harvest more conversations, in another folder"
             )
         return Trainer(head, lessons, train, self.folder)
+
+    def head(self, shards: list[Shard]) -> TrainedHead:
+        """New, or with the draft vocabulary of the checkpoint, which more shards would change."""
+        settings = self.settings.head
+        torch.manual_seed(self.settings.train.seed)
+        parts = TargetParts(self.opened, self.target, self.identity, self._mask_token())
+        rows = self.target.embedding_rows
+        if settings.start and not self._begun:
+            return start_from(self.settings.kind, settings.start, parts, settings)
+        if self._begun:
+            vocab = ReducedVocab(read_checkpoint(self.folder)["draft_ids"], rows)
+        else:
+            vocab = frequent_tokens(shards, settings.draft_vocab, self.target.vocab_size, rows=rows)
+        return RECIPES[self.settings.kind](parts, vocab, settings)
+
+    def lessons(self, shards: Seq[Shard], wants: Seq[int]) -> Lessons:
+        """What there is to learn in the shards, for a head that reads the layers `wants`."""
+        train = self.settings.train
+        return Lessons(
+            shards,
+            self.settings.harvest.layers,
+            wants,
+            longest=train.longest,
+            batch_tokens=train.batch_tokens,
+            seed=train.seed,
+        )
 
     def harvests(self) -> list[dict[str, object]]:
         """How the harvests came about that the head learns from."""
@@ -195,20 +191,6 @@ class TrainRun:
             _require_some(folder, found)
         return list(chain.from_iterable(shards))
 
-    def _head(self, shards: list[Shard]) -> TrainedHead:
-        """New, or with the draft vocabulary of the checkpoint, which more shards would change."""
-        settings = self.settings.head
-        torch.manual_seed(self.settings.train.seed)
-        parts = TargetParts(self.opened, self.target, self.identity, self._mask_token())
-        rows = self.target.embedding_rows
-        if settings.start and not self._begun:
-            return start_from(self.settings.kind, settings.start, parts, settings)
-        if self._begun:
-            vocab = ReducedVocab(read_checkpoint(self.folder)["draft_ids"], rows)
-        else:
-            vocab = frequent_tokens(shards, settings.draft_vocab, self.target.vocab_size, rows=rows)
-        return RECIPES[self.settings.kind](parts, vocab, settings)
-
     def _mask_token(self) -> int:
         """A special token that no text holds."""
         tokenizer = self.opened.tokenizer
@@ -248,9 +230,3 @@ def _made_with(path: Path, train: TrainSettings) -> dict[str, object]:
         "threads": torch.get_num_threads(),
         "products": str(train.working_dtype).removeprefix("torch."),
     }
-
-
-def _existing(folder: Path) -> Path:
-    """The folder, or the nearest above it that is there."""
-    folder = folder.absolute()
-    return folder if folder.exists() else _existing(folder.parent)
