@@ -335,7 +335,8 @@ def _identity_of_weights(path: Path) -> str:
 
 
 def _left_out(folder: Path) -> list[int]:
-    """Conversations whose prompt was too long, as an earlier run found. Raises ModelFileError for a damaged file."""
+    """Conversations that gave nothing, as an earlier run found: their prompts were too long, or the target wrote none.
+    Raises ModelFileError for a damaged file."""
     path = folder / LEFT_OUT
     found = JsonObject.read(path, optional=True).values.get("conversations", [])
     if not isinstance(found, list) or not all(type(conversation) is int for conversation in found):
