@@ -171,11 +171,26 @@ def test_predictions_are_tokens_over_given_costs():
     assert good.replayed.stats.rounds == 3 * 6
     assert good.ratio == pytest.approx(4.0)
     bad = predicted.of(Candidate("bad", 3))
-    drafting = sum(one.draft_s("bad", FLAT, greedy=True) for one in rounds(recorded.answers[0], "bad", 3))
+    drafting = sum(FLAT.draft_s("bad", one.steps, greedy=True) for one in rounds(recorded.answers[0], "bad", 3))
     assert bad.ratio == pytest.approx(24 / (24 + drafting))
     assert predicted.candidates[0].candidate == Candidate("good", 8)
     assert set(predicted.by_category) == {"code", "prose"}
     assert next(p.by_position[:2] for p in profiles(recorded, ["good"])) == [1.0, 1.0]
+
+
+def test_who_drafts_reads_what_was_committed_before():
+    """A draft model reads the prompt before its first draft, and after an idle spell what came meanwhile."""
+    dear = replace(FLAT.drafters["good"], catch_up_s=0.5)
+    costs = replace(FLAT, drafters={"good": dear, "bad": FLAT.drafters["bad"]})
+    llm = llm_of(good=scripted(lambda position: True))
+    recorded = record(llm, encoded(llm)[:1], SamplingParams(max_tokens=24), ["good"], 3, "greedy")
+    [answer] = recorded.answers
+    alone = replay([answer], "good", 3, costs, greedy=True)
+    assert alone.draft_s == pytest.approx(0.5 * answer.prompt_tokens)
+    other = [replace(one, source="bad") if at < 12 else one for at, one in enumerate(answer.asked["good"])]
+    turns = replay([replace(answer, asked={"good": other})], "good", 3, costs, greedy=True)
+    others_s = 3 * FLAT.draft_s("bad", 3, greedy=True)
+    assert turns.draft_s == pytest.approx(0.5 * (answer.prompt_tokens + 12) + others_s)
 
 
 @pytest.fixture

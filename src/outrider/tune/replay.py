@@ -27,11 +27,15 @@ class Round:
     emitted: int
     source: str = ""
 
-    def draft_s(self, drafter: str, costs: CostModel, *, greedy: bool) -> float:
-        """By the costs of the drafter that made it, where they are known. A draft that is shorter than was asked for
-        ended at a step more, which found that it was not sure enough."""
-        maker = self.source if self.source in costs.drafters else drafter
-        return costs.draft_s(maker, min(self.asked, self.drafted + 1), greedy=greedy)
+    def maker(self, drafter: str, costs: CostModel) -> str:
+        """The drafter that made the draft, where its costs are known."""
+        return self.source if self.source in costs.drafters else drafter
+
+    @property
+    def steps(self) -> int:
+        """Of the draft. One that is shorter than was asked for ended at a step more, which found that it was not sure
+        enough."""
+        return min(self.asked, self.drafted + 1)
 
 
 def rounds(answer: Answer, drafter: str, k: int) -> Iterator[Round]:
@@ -102,15 +106,21 @@ class Replayed:
 
 
 def replay(answers: Iterable[Answer], drafter: str, k: int, costs: CostModel, *, greedy: bool) -> Replayed:
-    """All rounds of these answers by the cost model."""
+    """All rounds of these answers by the cost model. Whoever makes a draft first reads what was committed since it made
+    one: before its first, the prompt."""
     whole = Replayed()
     for answer in answers:
+        read: dict[str, int] = {}
         for one in rounds(answer, drafter, k):
             rows = one.drafted + 1
             pass_s = costs.pass_s(rows, one.context)
             whole.pass_s += pass_s
             whole.other_s += costs.round_s(rows, one.context, greedy=greedy) - pass_s
-            whole.draft_s += one.draft_s(drafter, costs, greedy=greedy) if one.asked else 0.0
+            if one.asked:
+                maker = one.maker(drafter, costs)
+                whole.draft_s += costs.draft_s(maker, one.steps, greedy=greedy)
+                whole.draft_s += costs.catch_up_s(maker, one.context - read.get(maker, 0))
+                read[maker] = one.context + one.emitted
             whole.drafting += one.drafted > 0
             whole.tried += one.accepted + (one.accepted < one.drafted)
             whole.kept += one.accepted
