@@ -249,6 +249,20 @@ def test_a_probe_pays_for_what_it_reads() -> None:
     assert probes == 0, "reading a hundred tokens costs ten rounds, and the purse holds two"
 
 
+def test_a_dear_probe_does_not_keep_a_cheap_one_waiting() -> None:
+    """A text that becomes a quotation is noticed by the drafter that costs nothing to try."""
+    cheap, dear = Curve.rising({1: 0.02, 8: 0.05}), Curve.rising({1: 0.5, 8: 4.0})
+    costs = batch_costs(
+        suffix=DraftCost(DraftCurves(cheap, cheap), DraftCurves(cheap, cheap), 1),
+        model=DraftCost(DraftCurves(dear, dear), DraftCurves(dear, dear), 1, catch_up_s=0.1),
+    )
+    stream = Stream(GovernorController(costs, ["model", "suffix"]), sequence(), ["model", "suffix"])
+    for _ in range(200):
+        stream.round({"model": (1.0, 0.0), "suffix": (0.0, 0.0)})
+    found = [stream.round({"model": (1.0, 0.0), "suffix": (1.0, 0.95)})[0] for _ in range(60)]
+    assert found[-20:] == ["suffix"] * 20
+
+
 def test_a_drafter_is_paid_alone_where_the_others_use_another() -> None:
     """Together with as many as itself it would pay, alone it does not."""
     free = DraftCurves(Curve.rising({1: 0.0}), Curve.rising({1: 0.0}))

@@ -35,7 +35,7 @@ BATCH = 4
 """Sequences that are drafted together, for what a sequence costs less among others."""
 REPEAT, PLAIN_ROUNDS = 5, 4
 """Rounds that count; and plain ones before and behind those with drafts."""
-PROMPT, IDLE = 96, 16
+PROMPT, IDLE = 96, 48
 """Tokens before the first draft, and rounds without drafts before a drafter is asked to catch up."""
 
 

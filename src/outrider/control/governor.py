@@ -289,16 +289,16 @@ class GovernorController:
         return f"{share} kept, as its card says" if name in self._carded else f"{share} assumed to be kept"
 
     def _probe(self, state: _State) -> Option | None:
-        """One token of a drafter that is off, when the purse allows what that is expected to lose."""
+        """One token of a drafter that is off, when the purse allows what that is expected to lose: of those that it
+        allows, the one that waited longest."""
         if state.purse_s <= 0.0 or not state.room:
             return None
         off = [name for name in state.acceptance if name != state.chosen.drafter]
-        if not off:
-            return None
-        longest = max(off, key=lambda name: state.waited[name])
-        option = self._option(state, longest, 1)
-        lost_s = self._lost_s(state, option, option.rows, option.steps, option.tokens)
-        return option if lost_s <= state.purse_s else None
+        for name in sorted(off, key=lambda name: -state.waited[name]):
+            option = self._option(state, name, 1)
+            if self._lost_s(state, option, option.rows, option.steps, option.tokens) <= state.purse_s:
+                return option
+        return None
 
     def _lost_s(self, state: _State, option: Option, rows: float, steps: float, tokens: float) -> float:
         """What a probe takes longer than the standing option does for the same tokens."""
