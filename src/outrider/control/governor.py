@@ -74,9 +74,10 @@ class _State:
     round: a probe, or the standing one.
 
     `room` are the draft tokens that the round may have; `others` are the rest of the batch in that round, and `usual_s`
-    the seconds a token of all of them under the standing option. `purse_s` is what may be spent on probes; `idle`
-    counts the tokens that each drafter has not read, all of the prompt at first, `waited` the rounds since it drafted,
-    `quiet` those since the options were weighed.
+    the seconds a token of all of them under the standing option. `purse_s` is what may be spent on probes; `probes` are
+    those of the drafters that are off, with what each is expected to lose when its drafter has caught up; `idle` counts
+    the tokens that each drafter has not read, all of the prompt at first, `waited` the rounds since it drafted, `quiet`
+    those since the options were weighed.
     """
 
     acceptance: dict[str, Acceptance]
@@ -87,6 +88,7 @@ class _State:
     now: Option = field(default_factory=lambda: Option(NO_DRAFTER, 0))
     others: _Others = _Others()
     usual_s: float = 0.0
+    probes: list[tuple[Option, float]] = field(default_factory=list)
     news: bool = True
     quiet: int = 0
     length: int = 0
@@ -142,14 +144,17 @@ class GovernorController:
         states = [self._state(seq) for seq in seqs]
         for seq, state, room in zip(seqs, states, rooms, strict=True):
             state.room = min(room, self.most if seq.k is None else min(self.most, seq.k))
+        weighed = []
         for seq, state in zip(seqs, states, strict=True):
             state.quiet += 1
-            if len(seqs) > 1 or state.news or state.quiet >= LOOK_AGAIN:
+            left_alone = len(seqs) == 1 and not state.others.rows
+            if not left_alone or state.news or state.quiet >= LOOK_AGAIN:
                 self._weigh(seq, state, self._others(state, states), len(seqs))
+                weighed.append((seq, state))
+        for seq, state in weighed:
+            self._price(seq, state, self._others(state, states))
         probe: Option | None = None  # one a round is enough for a batch
-        for seq, state in zip(seqs, states, strict=True):
-            state.others = self._others(state, states)
-            state.usual_s = 1 / self._rate(seq, state, state.chosen, state.others)
+        for state in states:
             own = self._probe(state) if probe is None else None
             probe, state.now = probe or own, own or state.chosen
         return [min(state.now.k, state.room) for state in states]
@@ -165,6 +170,7 @@ class GovernorController:
         probing = bool(asked) and not option.same(state.chosen)
         if probing:
             state.purse_s -= self._lost_s(state, option, 1 + drafted, min(option.k, drafted + 1), emitted)
+            state.purse_s -= self._catch_up_s(state, option)
         for name in state.acceptance:
             state.idle[name] += emitted
             state.waited[name] += 1
@@ -293,19 +299,25 @@ class GovernorController:
         allows, the one that waited longest."""
         if state.purse_s <= 0.0 or not state.room:
             return None
-        off = [name for name in state.acceptance if name != state.chosen.drafter]
-        for name in sorted(off, key=lambda name: -state.waited[name]):
-            option = self._option(state, name, 1)
-            if self._lost_s(state, option, option.rows, option.steps, option.tokens) <= state.purse_s:
+        for option, lost_s in sorted(state.probes, key=lambda probe: -state.waited[probe[0].drafter]):
+            if lost_s + self._catch_up_s(state, option) <= state.purse_s:
                 return option
         return None
 
+    def _price(self, seq: Sequence, state: _State, others: _Others) -> None:
+        """What a token costs under the standing option, and what probes lose against that."""
+        state.others = others
+        state.usual_s = 1 / self._rate(seq, state, state.chosen, others)
+        off = [self._option(state, name, 1) for name in state.acceptance if name != state.chosen.drafter]
+        state.probes = [
+            (option, self._lost_s(state, option, option.rows, option.steps, option.tokens)) for option in off
+        ]
+
     def _lost_s(self, state: _State, option: Option, rows: float, steps: float, tokens: float) -> float:
-        """What a probe takes longer than the standing option does for the same tokens."""
+        """What a probe takes longer than the standing option does for the same tokens, but for catching up."""
         others = state.others
         took_s = self._round_s(rows + others.rows, state.length, state.greedy)
         took_s += self._drafting_s(state, option.drafter, steps, others)
-        took_s += self._catch_up_s(state, option)
         return took_s - (tokens + others.tokens) * state.usual_s
 
     def _catch_up_s(self, state: _State, option: Option) -> float:
