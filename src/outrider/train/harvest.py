@@ -94,10 +94,10 @@ class HarvestSettings:
         return 4 + 2 * hidden_size * len(self.layers) + 6 * self.likeliest
 
 
-class Recorder:
+class FeatureKeeper:
     """Drafts nothing and keeps what it is told: the hidden states of the layers `wants`."""
 
-    name = "recorder"
+    name = "feature_keeper"
     laws = frozenset({DraftLaw.POINT})
     trees = False
 
@@ -174,11 +174,11 @@ class Harvester:
 
     def run(self, batch: int, on_answer: OnAnswer) -> None:
         """Answers what is left, `batch` conversations at a time; a shard is written as soon as there is one."""
-        recorder = Recorder(self._settings.layers)
+        keeper = FeatureKeeper(self._settings.layers)
         opened = self._opened
         llm = LLM.from_parts(
             opened.model,
-            {recorder.name: recorder},
+            {keeper.name: keeper},
             tokenizer=opened.tokenizer,
             template=opened.template,
             max_batch=batch,
@@ -195,7 +195,7 @@ class Harvester:
             _, results = llm.engine.step()
             for request_id, result in results.items():
                 turn = running.pop(request_id)
-                if (following := self._next_turn(llm, turn, result, recorder, head)) is not None:
+                if (following := self._next_turn(llm, turn, result, keeper, head)) is not None:
                     running[llm.engine.add(self._request(following))] = following
                     continue
                 if not turn.harvested:
@@ -240,16 +240,16 @@ class Harvester:
         return text[: text.index(USER_TEXT)]
 
     def _next_turn(
-        self, llm: LLM, turn: _Turn, result: Result, recorder: Recorder, head: Callable[[Tensor], Tensor]
+        self, llm: LLM, turn: _Turn, result: Result, keeper: FeatureKeeper, head: Callable[[Tensor], Tensor]
     ) -> _Turn | None:
         """Keeps what was answered; the turn behind it: the answer to what the target wrote, or the second question of
         some of the conversations whose first answer ended by itself."""
         if turn.writes is not None:
-            recorder.take([*result.prompt_ids, *result.token_ids])
+            keeper.take([*result.prompt_ids, *result.token_ids])
             asked = turn.writes.opening + result.text + turn.writes.closing
             said, known = [], turn.prompt_ids
         else:
-            turn.harvested.append(found := self._harvested(turn, result, recorder, head))
+            turn.harvested.append(found := self._harvested(turn, result, keeper, head))
             ended = result.completions[0].finish_reason == "stop"
             again = self._questions.follow_up(turn.conversation)
             if again is None or not ended or turn.harvested[1:]:
@@ -278,15 +278,15 @@ class Harvester:
             max_tokens=settings.max_tokens,
             seed=fold_seed(settings.seed, 4 * turn.conversation + (3 if turn.writes else len(turn.harvested))),
         )
-        return Request(turn.prompt_ids, params, Speculation(method=Recorder.name, k=0))
+        return Request(turn.prompt_ids, params, Speculation(method=FeatureKeeper.name, k=0))
 
     def _harvested(
-        self, turn: _Turn, result: Result, recorder: Recorder, head: Callable[[Tensor], Tensor]
+        self, turn: _Turn, result: Result, keeper: FeatureKeeper, head: Callable[[Tensor], Tensor]
     ) -> Harvested:
         if not result.token_ids:
             raise ModelFileError(f"{self._opened.path} cannot answer: {result.completions[0].finish_reason}")
         tokens = [*result.prompt_ids, *result.token_ids]
-        features_TF = recorder.take(tokens)
+        features_TF = keeper.take(tokens)
         width = self._host.hidden_size
         ids, logps = [], []
         for chunk_Td in torch.split(features_TF[turn.learn_from - 1 :, -width:], HEAD_ROWS):
