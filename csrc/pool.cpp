@@ -24,7 +24,7 @@
 namespace outrider {
 namespace {
 
-constexpr int kIdleSpins = 40000;  // pauses before an idle worker sleeps: 1 to 2 ms, longer than what lies between two passes
+constexpr int kIdleSpins = 40000;  // pauses before an idle worker sleeps: some 2 ms where one takes 140 cycles
 constexpr int kEndSpins = 4000;    // before who waits for the others' last tasks gives way to whoever may hold their cores
 constexpr std::uint64_t kIndexBits = 24;
 constexpr std::uint64_t kIndexMask = (std::uint64_t{1} << kIndexBits) - 1;

@@ -115,8 +115,8 @@ def training_time_test(
 ) -> Losses:
     """The head drafts `steps` tokens behind every position (section 3.2): see `learn_to_draft`; step i weighs decay^i.
 
-    The target's distribution is restricted to the draft vocabulary. `embedding_Vd` and `head_Sd` are the target's,
-    frozen, for heads without their own.
+    The target's distribution is restricted to the draft vocabulary; `tv` is the share of the L1 distance in the loss,
+    published is none. `embedding_Vd` and `head_Sd` are the target's, frozen, for heads without their own.
     """
     weights = [decay**step for step in range(steps)]
     return learn_to_draft(net, lesson, net.fuse, weights, embedding_Vd=embedding_Vd, head_Sd=head_Sd, tv=tv)

@@ -78,8 +78,9 @@ def mtp_losses(
     """The module drafts `steps` tokens behind every position: see `learn_to_draft`. Step i weighs beta^i; all weights
     sum to 1 (2509.18362, section 3.2).
 
-    The lesson's features are the outputs of the target's last layer, and `last_norm` is the target's. `embedding_Vd`
-    and `head_Sd` are the target's, frozen, for modules without their own.
+    The lesson's features are the outputs of the target's last layer, and `last_norm` is the target's; `tv` is the share
+    of the L1 distance in the loss, published is none. `embedding_Vd` and `head_Sd` are the target's, frozen, for
+    modules without their own.
     """
     total = sum(beta**step for step in range(steps))
     weights = [beta**step / total for step in range(steps)]
