@@ -4,6 +4,7 @@
 #include <cstring>
 #include <vector>
 
+#include "copies.h"
 #include "likeliest.h"
 #include "pool.h"
 #include "scratch.h"
@@ -134,20 +135,30 @@ void Chain::run_layer(const Step& step, const Buffers& to) const {
   }
 }
 
+// `found` tokens of the draft stand behind the text.
+void Chain::add_copy(const ChainSpan& span, std::size_t found, float* row) const {
+  const Copy copy = find_copy(span.text, span.text_size + found, kMostCopied);
+  if (copy.matched < 2) return;
+  const std::int64_t* end = ids_ + head_.n;
+  const std::int64_t* at = std::lower_bound(ids_, end, copy.token);
+  if (at != end && *at == copy.token) row[at - ids_] += static_cast<float>(span.copy * static_cast<double>(copy.matched - 1));
+}
+
 void Chain::choose(const Step& step, const Buffers& to) const {
   struct Job {
     const Chain& chain;
     const Step& step;
-    const float* logits;
+    float* logits;
   };
   const Job all{*this, step, to.logits};
   const Task task = [](const void* job, std::size_t i) {
     const Job& own = *static_cast<const Job*>(job);
     const ChainPass& pass = own.step.pass;
     const std::size_t size = own.chain.head_.n, sequence = own.step.sequences[i];
-    const float* row = own.logits + i * size;
+    float* row = own.logits + i * size;
     const std::size_t place = sequence * pass.most + own.step.number;
     const ChainSpan& span = pass.spans[sequence];
+    if (span.copy > 0.0) own.chain.add_copy(span, own.step.number, row);
     const Choice choice = span.temperature > 0.0f
                               ? drawn(row, pass.weights + place * size, size, span.temperature, span.uniforms[own.step.number])
                               : likeliest(row, size);
@@ -172,6 +183,7 @@ bool Chain::advance(Step& step) const {
     const bool sure = product >= span.least;
     const bool stops = std::find(span.stops.begin(), span.stops.end(), token) != span.stops.end();
     if (token < 0 || !sure || stops || step.number + 1 >= span.limit) continue;
+    if (span.copy > 0.0) span.text[span.text_size + step.number] = token;
     sequences.push_back(sequence);
     lengths.push_back(step.lengths[i] + step.rows[i]);
     products.push_back(product);

@@ -42,6 +42,9 @@ struct ChainSpan {
   double least;                     // nor does anything where the product of their rows' largest probabilities is smaller
   float temperature;                // 0: the likeliest tokens; else each is drawn
   std::vector<double> uniforms;     // with its own of these: where the running sum of the probabilities exceeds it
+  std::int64_t* text;               // its tokens, the last of which is embedded in the last row, and room for those found
+  std::size_t text_size;
+  double copy;                      // added to the logit of the token that `find_copy` finds, for each token but one matched
 };
 
 struct ChainPass {
@@ -58,9 +61,12 @@ struct ChainPass {
   float* carried;        // [sequences][hidden]: what the last row hands on
 };
 
+// So many tokens are compared at most.
+constexpr std::size_t kMostCopied = 5;
+
 class Chain {
  public:
-  // `stack` is one layer that reads what it is given. Column c of the logits stands for token ids[c].
+  // `stack` is one layer that reads what it is given. Column c of the logits stands for token ids[c] (ascending).
   Chain(const Stack& stack, const ChainShape& shape, const ChainTable& table, const std::int64_t* ids)
       : stack_(&stack), shape_(shape), table_(table), ids_(ids) {}
 
@@ -79,6 +85,7 @@ class Chain {
   struct Step;
   void read(const Step& step, const Buffers& to) const;
   void run_layer(const Step& step, const Buffers& to) const;
+  void add_copy(const ChainSpan& span, std::size_t found, float* row) const;
   void choose(const Step& step, const Buffers& to) const;
   bool advance(Step& step) const;
   const float* embedding(std::int64_t token) const;

@@ -1,15 +1,18 @@
 // Python bindings: addresses and sizes as whole numbers, since an array argument costs more than a small kernel.
 // Only values inside tensors are checked here; outrider.kernels.ops checks shapes and types.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
 #include <cstdint>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 #include "blocks.h"
 #include "chain.h"
+#include "copies.h"
 #include "cpu.h"
 #include "likeliest.h"
 #include "pool.h"
@@ -219,6 +222,12 @@ bool softmax_at(Address row, Address out, std::size_t size, float temperature) {
   return softmax(at<float>(row), at<double>(out), size, temperature);
 }
 
+// (tokens matched, the token behind them there).
+std::pair<std::size_t, std::int64_t> find_copy_at(Address text, std::size_t size) {
+  const Copy copy = find_copy(at<std::int64_t>(text), size, kMostCopied);
+  return {copy.matched, copy.token};
+}
+
 Walker new_walker(const Level& level, std::size_t size, std::size_t tokens, Address ids, Address table) {
   return Walker(level.kernels(), size, tokens, at<std::int64_t>(ids), at<float>(table));
 }
@@ -243,17 +252,21 @@ Chain new_chain(const Stack& stack, std::size_t hidden, float eps, Address embed
   return Chain(stack, shape, {at<float>(table), at<std::int32_t>(row_of), tokens}, at<std::int64_t>(ids));
 }
 
-constexpr std::size_t kChainFields = 7;
+constexpr std::size_t kChainFields = 9;
 
 std::vector<ChainSpan> chain_spans_of(const std::vector<std::int64_t>& fields, const std::vector<std::vector<std::int64_t>>& stops,
                                       const std::vector<double>& leasts, const std::vector<float>& temperatures,
-                                      const std::vector<std::vector<double>>& uniforms, std::size_t table) {
-  require(leasts.size() == stops.size() && temperatures.size() == stops.size() && uniforms.size() == stops.size(), "number", 0);
+                                      const std::vector<std::vector<double>>& uniforms, const std::vector<double>& copies,
+                                      std::size_t table) {
+  require(leasts.size() == stops.size() && temperatures.size() == stops.size() && uniforms.size() == stops.size() &&
+              copies.size() == stops.size(),
+          "number", 0);
   std::vector<ChainSpan> spans;
   for (std::size_t i = 0; i < stops.size(); ++i) {
     const std::int64_t* field = fields.data() + i * kChainFields;
     const ChainSpan span{as_size(field[0]), at<void>(static_cast<Address>(field[1])), as_size(field[2]), as_size(field[3]), field[4],
-                         as_size(field[5]), as_size(field[6]), stops[i], leasts[i], temperatures[i], uniforms[i]};
+                         as_size(field[5]), as_size(field[6]), stops[i], leasts[i], temperatures[i], uniforms[i],
+                         at<std::int64_t>(static_cast<Address>(field[7])), as_size(field[8]), copies[i]};
     const std::size_t end = span.length + span.rows + span.limit - 1;
     require(span.rows > 0 && span.limit > 0 && end <= span.positions, "cache row", i);
     require(span.first >= 0 && as_size(span.first) + end <= table, "position", i);
@@ -262,14 +275,14 @@ std::vector<ChainSpan> chain_spans_of(const std::vector<std::int64_t>& fields, c
   return spans;
 }
 
-// `fields`: seven numbers a sequence, the first of ChainSpan.
+// `fields`: nine numbers a sequence, those of ChainSpan that are whole or addresses.
 void run_chain(const Chain& chain, Address embedded, Address handed, Address cos, Address sin, std::size_t table,
                const std::vector<std::int64_t>& fields, const std::vector<std::vector<std::int64_t>>& stops,
                const std::vector<double>& leasts, const std::vector<float>& temperatures,
-               const std::vector<std::vector<double>>& uniforms, std::size_t most, Address tokens, Address shares, Address weights,
-               Address counts, Address carried) {
+               const std::vector<std::vector<double>>& uniforms, const std::vector<double>& copies, std::size_t most, Address tokens,
+               Address shares, Address weights, Address counts, Address carried) {
   const ChainPass pass{at<float>(embedded), at<float>(handed), at<float>(cos), at<float>(sin),
-                       chain_spans_of(fields, stops, leasts, temperatures, uniforms, table), most, at<std::int64_t>(tokens),
+                       chain_spans_of(fields, stops, leasts, temperatures, uniforms, copies, table), most, at<std::int64_t>(tokens),
                        at<double>(shares), at<double>(weights), at<std::int64_t>(counts), at<float>(carried)};
   if (stops.size() * most * chain.row_work() < kLongCall) return chain.run(pass);
   nb::gil_scoped_release release;
@@ -288,6 +301,7 @@ NB_MODULE(_kernels, m) {
   m.def("physical_cores", &physical_cores);
   m.def("dequantise", &dequantise_at);
   m.def("softmax", &softmax_at);
+  m.def("find_copy", &find_copy_at);
   nb::class_<Level>(m, "Level")
       .def(nb::init<const std::string&>())
       .def_prop_ro("name", &Level::name)

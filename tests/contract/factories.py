@@ -28,12 +28,15 @@ Factory = Callable[[WatchedModel], Drafter]
 """Makes a drafter that uses this model, if it needs one."""
 
 
-def eagle3(model: WatchedModel, *, method: str = "auto", min_confidence: float = 0.0, **fields: Any) -> Eagle3Drafter:
+def eagle3(
+    model: WatchedModel, *, method: str = "auto", min_confidence: float = 0.0, copy: float = 0.0, **fields: Any
+) -> Eagle3Drafter:
     """A random head on a table model: 16 wide, with an embedding of its own."""
     vocab = model.vocab_size
     sizes: dict[str, Any] = {"hidden_size": 16, "n_heads": 2, "n_kv_heads": 1, "head_dim": 8, "layer_ids": (0, 1, 2)}
     head = random_head(vocab=vocab, target_hidden_size=vocab, own_embedding=True, seed=2, **(sizes | fields))
-    return Eagle3Drafter(target=model, head=head, draft_sample_method=method, min_confidence=min_confidence)
+    options: dict[str, Any] = {"min_confidence": min_confidence, "copy": copy}
+    return Eagle3Drafter(target=model, head=head, draft_sample_method=method, **options)
 
 
 def block(
@@ -62,12 +65,15 @@ def some(model: WatchedModel) -> list[int]:
 dflash, dspark = partial(block, kind=DFlashDrafter), partial(block, kind=DSparkDrafter)
 
 
-def mtp(model: WatchedModel, *, method: str = "auto", min_confidence: float = 0.0, **fields: Any) -> MtpDrafter:
+def mtp(
+    model: WatchedModel, *, method: str = "auto", min_confidence: float = 0.0, copy: float = 0.0, **fields: Any
+) -> MtpDrafter:
     """A random next-token module on a table model, as wide as its vocabulary; shares embedding and head."""
     vocab = model.vocab_size
     sizes = {"hidden_size": vocab, "n_heads": 2, "n_kv_heads": 1, "head_dim": 16, "own_head": False}
     head = random_module(vocab=vocab, seed=2, **(sizes | fields))
-    return MtpDrafter(target=model, head=head, draft_sample_method=method, min_confidence=min_confidence)
+    options: dict[str, Any] = {"min_confidence": min_confidence, "copy": copy}
+    return MtpDrafter(target=model, head=head, draft_sample_method=method, **options)
 
 
 def medusa(model: WatchedModel, *, method: str = "auto", min_confidence: float = 0.0, **fields: Any) -> MedusaDrafter:
@@ -113,6 +119,9 @@ FACTORIES: dict[str, dict[str, Factory]] = {
         "one call": partial(eagle3, head_dim=16),
         "switches": partial(eagle3, fc_norm=True, norm_output=True, norm_before_residual=True),
         "stops": partial(eagle3, min_confidence=0.4),
+        "copies": partial(eagle3, copy=2.0, min_confidence=0.3),
+        "copies all": lambda model: eagle3(model, method="probabilistic", copy=1.0, draft_ids=some(model)),
+        "copies one call": partial(eagle3, head_dim=16, copy=3.0),
     },
     "mtp": {
         "auto": mtp,
@@ -124,6 +133,7 @@ FACTORIES: dict[str, dict[str, Factory]] = {
         "window": partial(mtp, context_length=3),
         "torch": partial(mtp, head_dim=8),
         "stops": partial(mtp, min_confidence=0.4),
+        "copies": partial(mtp, copy=2.0),
     },
     "medusa": {
         "auto": medusa,

@@ -161,6 +161,30 @@ def test_a_card_says_how_sure_a_draft_must_be(load: Callable[..., LLM], heads: P
         load(drafter="dspark")
 
 
+def test_a_card_says_how_far_the_text_is_copied(load: Callable[..., LLM], heads: Path) -> None:
+    """The head is tried alone; what was asked for goes before the card."""
+    change_card(heads / "eagle3", copy=20.0)
+    text = "one two three four five six seven eight. one two three four five six seven eight. one two three"
+    drafted = {}
+    for name, options, value in (
+        ("card", {}, ["20"]),
+        ("asked", {"drafter_options": {"eagle3": {"copy": 0.0}}}, []),
+        ("asked more", {"drafter_options": {"eagle3": {"copy": 10.0}}}, ["10"]),
+    ):
+        llm = load(drafter="eagle3", **options)
+        found = decisions(llm, "copy")
+        assert [d.value for d in found] == value
+        assert [("the card of" in d.reason) for d in found] == [name == "card"] * len(value)
+        assert [d.value for d in decisions(llm, "head test")] == ["passed"]
+        [own], [plain] = llm.generate(text, PARAMS), llm.generate(text, PARAMS, speculation=PLAIN)
+        assert own.token_ids == plain.token_ids
+        drafted[name] = (own.stats.drafted, own.stats.accepted)
+    assert drafted["card"] != drafted["asked"]
+    change_card(heads / "eagle3", copy=20.5)
+    with pytest.raises(ModelFileError, match=r"'copy' is 20\.5, expected a number from 0 to 20"):
+        load(drafter="eagle3")
+
+
 def test_a_head_whose_card_says_so_drafts_by_name_alone(load: Callable[..., LLM], heads: Path) -> None:
     change_card(heads / "eagle3", by_default=False)
     llm = load()

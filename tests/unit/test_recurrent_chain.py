@@ -42,7 +42,16 @@ def rounds(
 
 @needs_kernels
 @pytest.mark.parametrize(
-    "fields", [{}, {"draft_ids": SOME}, {"own_head": True, "own_embedding": True}, {"min_confidence": 0.4}], ids=str
+    "fields",
+    [
+        {},
+        {"draft_ids": SOME},
+        {"own_head": True, "own_embedding": True},
+        {"min_confidence": 0.4},
+        {"copy": 1.7},
+        {"copy": 6.1, "draft_ids": SOME},
+    ],
+    ids=str,
 )
 @pytest.mark.parametrize(
     "params", [GREEDY, SamplingParams(temperature=0.2, max_tokens=10), SAMPLED], ids=["greedy", "cool", "drawn"]
@@ -77,12 +86,13 @@ def test_other_drafts_are_made_token_by_token(params: SamplingParams, rule: str)
 
 
 @needs_kernels
-def test_a_draft_goes_on_where_embeddings_were_not_at_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("copy", [0.0, 5.0])
+def test_a_draft_goes_on_where_embeddings_were_not_at_hand(monkeypatch: pytest.MonkeyPatch, copy: float) -> None:
     """Of a table that keeps one token and remembers another: more calls, the same drafts."""
-    expected = rounds(mtp(watched(1)), GREEDY, "greedy", [4, 3])
+    expected = rounds(mtp(watched(1), copy=copy), GREEDY, "greedy", [4, 3])
     monkeypatch.setattr(token_rows, "KEPT", 1)
     monkeypatch.setattr(token_rows, "RECENT", 2)
-    drafter = mtp(watched(1))
+    drafter = mtp(watched(1), copy=copy)
     found = rounds(drafter, GREEDY, "greedy", [4, 3])
     for (a, calls), (b, _) in zip(found, expected, strict=True):
         assert all(same(x, y) and x.passes == y.passes for x, y in zip(a, b, strict=True))

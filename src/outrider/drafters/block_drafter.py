@@ -17,6 +17,7 @@ import math
 from collections.abc import Sequence as Seq
 from itertools import pairwise
 from pathlib import Path
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -94,6 +95,11 @@ class BlockDrafter(HeadDrafter[BlockState]):
         raise NotImplementedError
 
     @torch.inference_mode()
+    def head_alone(self) -> Self:
+        other = super().head_alone()
+        other.adapt = 0.0
+        return other
+
     def propose(self, seqs: Seq[Sequence], budgets: Seq[int], rng: Rng) -> Draft:
         draft = super().propose(seqs, budgets, rng)
         for seq, own in zip(seqs, draft.seqs, strict=True):

@@ -9,13 +9,16 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from outrider.core.json_file import JsonObject
+from outrider.drafters.copies import MOST_COPY
 from outrider.errors import ModelFileError
 
 CARD = "card.json"
+OPTIONS = {"min_confidence": 1.0, "copy": MOST_COPY}
+"""Options of drafters that a card may recommend, with the largest values; the smallest are 0."""
 LEAST_SHARE = 0.6
 """Of the acceptance length above 1 that the card states, what a sound head reaches on its test on any machine."""
 
@@ -36,14 +39,14 @@ class CardTest:
 
 @dataclass(frozen=True, slots=True)
 class HeadCard:
-    """What of a card is read again. None: it does not say; `k` and `min_confidence` are what it recommends,
+    """What of a card is read again. None: it does not say; `k` and the drafter's `options` are what it recommends,
     `by_default` whether the head is to draft where no drafter was asked for, `drafter` what kind of head it is."""
 
     test: CardTest
     target: str | None
     vocabulary_sha256: str | None
     k: int | None
-    min_confidence: float | None = None
+    options: Mapping[str, float] = field(default_factory=dict)
     by_default: bool = True
     drafter: str | None = None
 
@@ -73,7 +76,7 @@ def read_card(head: Path) -> HeadCard | None:
     )
     target, hash_, drafter = (card.text(key, "") or None for key in ("target", "vocabulary_sha256", "drafter"))
     k = _positive(card, "k") if "k" in card.values else None
-    return HeadCard(told, target, hash_, k, _min_confidence(card), card.boolean("by_default", True), drafter)
+    return HeadCard(told, target, hash_, k, _options(card), card.boolean("by_default", True), drafter)
 
 
 def _positive(values: JsonObject, key: str) -> int:
@@ -91,12 +94,14 @@ def _acceptance_length(test: JsonObject) -> float:
     return value
 
 
-def _min_confidence(card: JsonObject) -> float | None:
-    if "min_confidence" not in card.values:
-        return None
-    if not 0 <= (value := card.number("min_confidence")) <= 1:
-        raise ModelFileError(f"{card.path}: 'min_confidence' is {value}, expected a number from 0 to 1")
-    return value
+def _options(card: JsonObject) -> dict[str, float]:
+    found = {}
+    for name, most in OPTIONS.items():
+        if name in card.values:
+            if not 0 <= (value := card.number(name)) <= most:
+                raise ModelFileError(f"{card.path}: {name!r} is {value}, expected a number from 0 to {most:g}")
+            found[name] = value
+    return found
 
 
 def _is_prompt(prompt: object) -> bool:

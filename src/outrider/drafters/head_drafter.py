@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 from outrider.core.protocols import Committed, HeadHost, LanguageModel
 from outrider.core.types import Sequence, TargetIdentity
@@ -71,6 +71,11 @@ class HeadDrafter(ChainDrafter[H]):
         """Asks for the outputs of these layers. Raises PairingError where the target does not hand them out."""
         require_taps(what, layers, target, self.host)
         self.wants = layers
+
+    def head_alone(self) -> Self:
+        """This drafter, at work on nothing yet, as its head was trained: nothing else says what q is, and drafts are as
+        long as is asked for."""
+        return self.full_length()
 
     def commit(self, seq: Sequence, committed: Committed) -> None:
         """Keeps the features of the positions that the target's cache gained."""

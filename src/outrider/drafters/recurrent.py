@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Generic, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -25,10 +25,12 @@ from outrider.core.types import Sequence, TargetIdentity
 from outrider.drafters.catch_up import in_passes
 from outrider.drafters.chain import GREEDY_BELOW_TEMPERATURE, Run
 from outrider.drafters.columns import Columns
+from outrider.drafters.copies import MOST_COPY, add_copy_
 from outrider.drafters.head_cache import Span
 from outrider.drafters.head_drafter import HeadDrafter
 from outrider.drafters.head_fit import require_width
 from outrider.drafters.head_kernels import as_linear, choose_dtype
+from outrider.drafters.options import require_number
 from outrider.drafters.recurrent_chain import Ask, DraftChain, make_chain
 from outrider.drafters.recurrent_core import Core, make_core
 from outrider.drafters.recurrent_net import RecurrentNet
@@ -52,6 +54,8 @@ class RecurrentDrafter(HeadDrafter[RecurrentState], Generic[N]):
     other_target  accept a head whose file names another target; sizes and token ids must agree anyway
     dtype         of the head's weights: "int8", "int4", "bfloat16", "float32", or "auto" (int4 where the CPU kernels
                   run, float32 on other CPUs, the file's own elsewhere)
+    copy          nats by which the logit of a token is raised that came the last time when the latest tokens stood in
+                  the text, for each of those but one (`copies`); 0: the head alone
     draft_sample_method, greedy_below_temperature, min_confidence   as `draft_model`
 
     Raises ModelFileError for a bad file, PairingError for a head of another target, ConfigError for an option.
@@ -68,8 +72,10 @@ class RecurrentDrafter(HeadDrafter[RecurrentState], Generic[N]):
         draft_sample_method: str = "auto",
         greedy_below_temperature: float = GREEDY_BELOW_TEMPERATURE,
         min_confidence: float = 0.0,
+        copy: float = 0.0,
     ) -> None:
         super().__init__(draft_sample_method, greedy_below_temperature, min_confidence)
+        self.copy = require_number(self.name, "copy", copy, 0, MOST_COPY)
         what, net = self._take_up(head, self._read, "head", target=target, identity=identity, other_target=other_target)
         shares = {"embed_tokens": not net.config.own_embedding, "lm_head": not net.config.own_head}
         require_width(what, net.config.layer.hidden_size, shares, target, self.host)
@@ -91,6 +97,11 @@ class RecurrentDrafter(HeadDrafter[RecurrentState], Generic[N]):
             self._embedded = SharedRows(self.host.embed, self.host.embedding_rows, ids_S.tolist())
         self._chain = make_chain(self.net, self.core, ids_S, self._embedded.table)
         self._head = net.lm_head if net.lm_head is not None else self.host.head_rows(ids_S.tolist())
+
+    def head_alone(self) -> Self:
+        other = super().head_alone()
+        other.copy = 0.0
+        return other
 
     @abstractmethod
     def _read(self, path: str | Path) -> N:
@@ -151,7 +162,11 @@ class RecurrentDrafter(HeadDrafter[RecurrentState], Generic[N]):
 
     def _ask(self, run: Run[RecurrentState], span: Span, rng: Rng) -> Ask:
         least = self.min_confidence / run.sure if self.min_confidence else 0.0
-        ask = Ask(span, run.limit - len(run.tokens), run.seq.stop_ids, least)
+        limit = run.limit - len(run.tokens)
+        ask = Ask(span, limit, run.seq.stop_ids, least)
+        if self.copy:
+            text_T, known = run.state.text.with_room(run.seq.tokens, run.tokens, limit)
+            ask = ask._replace(copy=self.copy, text_T=text_T, known=known)
         if run.law is DraftLaw.POINT:
             return ask
         return ask._replace(temperature=max(run.seq.params.temperature, COLDEST), uniforms=_uniforms(run, rng))
@@ -178,7 +193,12 @@ class RecurrentDrafter(HeadDrafter[RecurrentState], Generic[N]):
         spans = self._spans(runs, rows)
         normed_nd, carried_nd = self.core.last(*self.net.inputs(embedded_Md.to(self.dtype), g_Md), spans)
         self._hand_on(runs, carried_nd)
-        return self._head(normed_nd if self.net.lm_head is not None else normed_nd.float()).float().cpu()
+        logits_nS = self._head(normed_nd if self.net.lm_head is not None else normed_nd.float()).float().cpu()
+        if self.copy:
+            for run, logits_S in zip(runs, logits_nS, strict=True):
+                text_T, known = run.state.text.with_room(run.seq.tokens, run.tokens, 0)
+                add_copy_(logits_S, text_T[:known], self.columns, self.copy)
+        return logits_nS
 
     def _rows(self, runs: list[Run[RecurrentState]]) -> tuple[list[int], Tensor, Tensor]:
         """(how many are next in each run, their tokens' embeddings [M, d], what stands in the features' place)."""

@@ -1,6 +1,6 @@
 """Whole drafts of a head that drafts token by token, in one call of the kernels.
 
-Shapes: M rows, n sequences, d head width, S draft vocabulary.
+Shapes: M rows, n sequences, d head width, S draft vocabulary, T tokens.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from outrider.kernels import Chain, ChainRows, Drafted, TokenTable, build_chain
 class Ask(NamedTuple):
     """At most `limit` tokens behind the rows of a span, and none behind one of `stops`, or from where on the product of
     their largest probabilities is less than `least`. Of `temperature` 0 the likeliest; else each is drawn with its own
-    of `uniforms`, as `Rng.foresee` says."""
+    of `uniforms`, as `Rng.foresee` says. `copy` is what `copies.add_copy_` is given; then the first `known` of `text_T`
+    are the tokens so far, with room behind them for `limit` more."""
 
     span: Span
     limit: int
@@ -29,6 +30,9 @@ class Ask(NamedTuple):
     least: float
     temperature: float = 0.0
     uniforms: Seq[float] = ()
+    copy: float = 0.0
+    text_T: Tensor | None = None
+    known: int = 0
 
 
 class DraftChain:

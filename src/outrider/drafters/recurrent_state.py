@@ -8,18 +8,20 @@ from __future__ import annotations
 from torch import Tensor
 
 from outrider.drafters.chain_state import HeadState
+from outrider.drafters.copies import Text
 from outrider.drafters.head_cache import HeadCache
 
 
 class RecurrentState(HeadState):
     """The cache holds the rows before `settled`, and behind them those of the last draft. `carried_d` is what the last
-    row hands to the next."""
+    row hands to the next, `text` what the sequence says."""
 
     def __init__(self, window: int) -> None:
         super().__init__(window)
         self.settled = 0
         self.cache = HeadCache(0)
         self.carried_d: Tensor | None = None
+        self.text = Text()
 
     @property
     def unread(self) -> int:
@@ -41,4 +43,4 @@ class RecurrentState(HeadState):
 
     def free(self) -> None:
         super().free()
-        self.carried_d = None
+        self.carried_d, self.text = None, Text()

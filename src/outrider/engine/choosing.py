@@ -96,10 +96,9 @@ def choose_k(k: int | None, drafter: str, heads: Mapping[str, OpenedHead]) -> tu
     return DEFAULT_K, Decision("k", str(DEFAULT_K), "draft tokens a round")
 
 
-def plan_confidence(
-    asked: float | None, drafters: Iterable[Drafter], heads: Mapping[str, OpenedHead]
-) -> list[Decision]:
-    """Where drafts end for want of confidence. Raises ConfigError where that was asked for and no drafter can."""
+def plan_drafts(asked: float | None, drafters: Iterable[Drafter], heads: Mapping[str, OpenedHead]) -> list[Decision]:
+    """Where drafts end for want of confidence (`asked`: a `min_confidence`), and how far they copy. Raises ConfigError
+    where the first was asked for and no drafter can."""
     drafters = list(drafters)
     members = [member for drafter in drafters for member in getattr(drafter, "drafters", [drafter])]
     able = [drafter for drafter in members if isinstance(drafter, ChainDrafter)]
@@ -111,12 +110,21 @@ def plan_confidence(
     found = []
     for drafter in able:
         head = heads.get(drafter.name)
-        advised = head is not None and head.advice.get("min_confidence") == drafter.min_confidence
-        why = f"as the card of {head.name} says" if head is not None and advised and asked is None else "as asked"
-        if drafter.min_confidence:
-            least = f"{drafter.min_confidence:g}"
-            found.append(Decision("min_confidence", least, f"less sure of a draft, {drafter.name} ends it, {why}"))
+        if least := drafter.min_confidence:
+            why = "as asked" if asked is not None else _who_says("min_confidence", least, head)
+            found.append(
+                Decision("min_confidence", f"{least:g}", f"less sure of a draft, {drafter.name} ends it, {why}")
+            )
+        if copy := getattr(drafter, "copy", 0.0):
+            said = f"nats by which {drafter.name} raises what the text says, for each token matched but one"
+            found.append(Decision("copy", f"{copy:g}", f"{said}, {_who_says('copy', copy, head)}"))
     return list(dict.fromkeys(found))
+
+
+def _who_says(option: str, value: float, head: OpenedHead | None) -> str:
+    """Why a drafter has this option."""
+    advised = head is not None and head.advice.get(option) == value
+    return f"as the card of {head.name} says" if head is not None and advised else "as asked"
 
 
 def choose_most(k: int | None) -> tuple[int, Decision]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
 
 from outrider.core.protocols import Drafter, LanguageModel
@@ -43,6 +43,11 @@ def answer_all(
     return engine.stats
 
 
+def _head_alone(drafter: Drafter) -> Drafter:
+    make: Callable[[], Drafter] | None = getattr(drafter, "head_alone", None)
+    return full_length(drafter) if make is None else make()
+
+
 def try_head(head: OpenedHead, target: LanguageModel, drafter: Drafter) -> tuple[Decision, str | None]:
     """What the head's test gave, and a warning where it is not what the card says. Raises PairingError for a card that
     is of another kind of head."""
@@ -66,7 +71,7 @@ def try_head(head: OpenedHead, target: LanguageModel, drafter: Drafter) -> tuple
             "the target that it was trained for"
         )
     params = SamplingParams(max_tokens=test.max_tokens)
-    stats = answer_all(target, full_length(drafter), usable, [params] * len(usable), test.k)
+    stats = answer_all(target, _head_alone(drafter), usable, [params] * len(usable), test.k)
     reached = (
         f"acceptance length {stats.acceptance_length:.2f}{'' if stats.drafted else ' (nothing was drafted)'} on "
         f"{len(usable)} of {len(test.prompts)} prompts of its card, which says {test.acceptance_length:.2f}"

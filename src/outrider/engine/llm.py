@@ -25,7 +25,7 @@ from outrider.engine.choosing import (
     choose_k,
     choose_most,
     may_ride,
-    plan_confidence,
+    plan_drafts,
 )
 from outrider.engine.engine import Engine, require_judgeable, resolve_rule
 from outrider.engine.head_test import try_head
@@ -133,7 +133,7 @@ class LLM:
             )
             for name in names
         }
-        self.plan += plan_confidence(min_confidence, drafters.values(), heads)
+        self.plan += plan_drafts(min_confidence, drafters.values(), heads)
         self._try_heads(target.model, drafters.values(), heads)
         for warning in self.warnings:
             log.warning("%s", warning)

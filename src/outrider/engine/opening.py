@@ -41,8 +41,7 @@ class OpenedHead:
     @property
     def advice(self) -> DraftOptions:
         """The drafter's options that the card recommends."""
-        told = self.card.min_confidence if self.card is not None else None
-        return {} if told is None else {"min_confidence": told}
+        return {} if self.card is None else self.card.options
 
     @classmethod
     def of_package(cls, head: ShippedHead, identity: TargetIdentity, dtype: str) -> OpenedHead:

@@ -1,6 +1,7 @@
 """Hot operations of a forward pass on the CPU: C++ where it was built, torch elsewhere, chosen once at import."""
 
 from outrider.kernels.chain import Chain, ChainInputs, ChainRows, Drafted, TokenTable, build_chain
+from outrider.kernels.copies import find_copy
 from outrider.kernels.dispatch import (
     active_level,
     available,
@@ -66,6 +67,7 @@ __all__ = [
     "encode_q4_0",
     "encode_q8_0",
     "fast_calls",
+    "find_copy",
     "pack_linear",
     "pack_linear_chunks",
     "pack_quantised",

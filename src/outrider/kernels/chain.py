@@ -1,9 +1,9 @@
-"""Greedy draft tokens of a head that goes on with its own output: all tokens of a draft in one call.
+"""Draft tokens of a head that goes on with its own output: all tokens of a draft in one call.
 
 The same kernels in the same order as a call for each norm and matrix, bit for bit.
 
 Shapes: M rows, n sequences, d head width, K inputs of the attention, S columns of the logits, V tokens, R rows of a
-table, T positions of a cache, U of a rotation's table, G key-value heads, D head width.
+table, T positions of a cache or tokens of a text, U of a rotation's table, G key-value heads, D head width.
 """
 
 from __future__ import annotations
@@ -60,7 +60,9 @@ class ChainRows(NamedTuple):
     all tokens but the last, how many positions it holds, the position of the first, how many a row sees, how many
     tokens are wanted, those behind which nothing follows, and the least product of their rows' largest probabilities
     with which it goes on. At temperature 0 the tokens are the likeliest; else each is drawn with the next of
-    `uniforms`: the first at which the running sum of the probabilities exceeds it."""
+    `uniforms`: the first at which the running sum of the probabilities exceeds it. With `copy`, the logit of the token
+    that `find_copy` finds is raised by it for each token matched but one: the first `known` of `text_T` (int64) are the
+    sequence's tokens, and there is room behind them for all that is drafted."""
 
     rows: int
     store_2TGD: Tensor
@@ -72,6 +74,9 @@ class ChainRows(NamedTuple):
     least: float
     temperature: float = 0.0
     uniforms: Seq[float] = ()
+    copy: float = 0.0
+    text_T: Tensor | None = None
+    known: int = 0
 
 
 class Drafted(NamedTuple):
@@ -165,6 +170,7 @@ class Chain:
             [span.least for span in spans],
             [span.temperature for span in spans],
             [list(span.uniforms) for span in spans],
+            [span.copy for span in spans],
             most,
             tokens_nk.data_ptr(),
             shares_nk.data_ptr(),
@@ -179,12 +185,19 @@ class Chain:
 
     def _fields(self, span: ChainRows) -> tuple[int, ...]:
         assert not span.temperature or len(span.uniforms) == span.limit, f"{len(span.uniforms)} draws of {span.limit}"
-        rows, store_2TGD, length, first, window, limit, *_ = span
+        rows, store_2TGD, length, first, window, limit, *_, text_T, known = span
         two, positions, *heads = store_2TGD.shape
         assert (two, *heads) == (2, *self._cache_shape), f"a cache {tuple(store_2TGD.shape)} for {self._cache_shape}"
         assert store_2TGD.dtype == torch.float32, f"a cache of {store_2TGD.dtype}"
         assert store_2TGD.is_contiguous(), "positions must follow one another"
-        return rows, store_2TGD.data_ptr(), positions, length, first, window, limit
+        text = 0
+        if span.copy:
+            assert text_T is not None, "copying from no text"
+            assert text_T.dtype == torch.int64, f"a text of {text_T.dtype}"
+            assert text_T.is_contiguous(), "tokens must follow one another"
+            assert 0 < known <= len(text_T) - limit, f"no room for {limit} tokens behind {known} of {len(text_T)}"
+            text = text_T.data_ptr()
+        return rows, store_2TGD.data_ptr(), positions, length, first, window, limit, text, known
 
 
 def build_chain(stack: Stack, inputs: ChainInputs, head: object, ids_S: Tensor, table: TokenTable) -> Chain | None:

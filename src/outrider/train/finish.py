@@ -7,7 +7,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from outrider.core.json_file import JsonObject
+from outrider.core.registry import drafter_class
 from outrider.drafters.head_card import CardTest, write_card
+from outrider.drafters.recurrent import RecurrentDrafter
 from outrider.train.evaluate import Served, held_out_prompts, serve
 from outrider.train.run import HEAD, RUN, TrainRun
 from outrider.train.shards import read_shards
@@ -21,6 +23,9 @@ TEST_ANSWER = 24
 MIN_CONFIDENCE = 0.15
 """What the card recommends: about where a further token costs what it brings, in its own draft step and in the rows of
 the check (docs/log.md)."""
+COPY = 1.5
+"""What it recommends for heads that draft token by token: of 0 to 3, more than this brought longer drafts and hardly a
+token more (docs/log.md)."""
 
 LEAST_LENGTH = 1.2
 """Tokens a pass, greedy, below which a head brings next to nothing: 1 is plain decoding."""
@@ -93,6 +98,7 @@ def finish(run: TrainRun, trainer: Trainer, on_served: OnServed, layout: str | N
         "vocabulary_sha256": run.identity.vocabulary_sha256,
         "k": settings.k,
         "min_confidence": MIN_CONFIDENCE,
+        **({"copy": COPY} if _goes_token_by_token(settings.kind) else {}),
         "as_trained": {"greedy": asdict(trained)},
         "as_served": {"greedy": asdict(greedy), "temperature_1": asdict(sampled)},
         "held_out_prompts": len(prompts),
@@ -103,3 +109,8 @@ def finish(run: TrainRun, trainer: Trainer, on_served: OnServed, layout: str | N
     told = CardTest(tuple(tuple(p) for p in test_prompts), TEST_ANSWER, settings.k, test.acceptance_length)
     write_card(folder, card, told)
     return Finished(folder, verdict(trained, greedy, rounds=bool(trainer.head.packed)))
+
+
+def _goes_token_by_token(kind: str) -> bool:
+    cls = drafter_class(kind)
+    return isinstance(cls, type) and issubclass(cls, RecurrentDrafter)
