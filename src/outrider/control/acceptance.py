@@ -13,8 +13,10 @@ SLOW, FAST = 0.97, 0.6
 """What a round's weight becomes with every later one: memories of about 30 rounds and of two or three."""
 SHARED = 0.995
 """The same for what all requests together have shown."""
-PRIOR_WEIGHT = 1.5
-"""Rounds that the prior of a request counts for."""
+PRIOR_LEAST, PRIOR_MOST = 1.5, 8.0
+"""Rounds that the prior of a request counts for: where it is a guess, and where it is known."""
+KNOWN_AFTER = 65
+"""Rounds of all requests after which it is known. A card is worth as much."""
 SHARED_WEIGHT = 4.0
 UNKNOWN = 0.6
 """Chance that a token is kept, of a drafter of which nothing is known."""
@@ -50,17 +52,37 @@ class Counts:
 
 
 class SharedAcceptance:
-    """What all requests have shown of a drafter; where each of them starts from. `alpha` is what its card says."""
+    """What all requests have shown of a drafter; where each of them starts from. `alpha` is what its card says, if it
+    has one."""
 
-    def __init__(self, size: int, alpha: float = UNKNOWN) -> None:
-        self.alpha = alpha
+    def __init__(self, size: int, alpha: float | None = None) -> None:
+        self.alpha = UNKNOWN if alpha is None else alpha
+        self.carded = alpha is not None
         self.counts = Counts(size, SHARED)
+        self._rates: tuple[list[float], list[float]] | None = None
 
     def add(self, asked: int, drafted: int, accepted: int) -> None:
         self.counts.add(asked, drafted, accepted)
+        self._rates = None
+
+    @property
+    def weight(self) -> float:
+        """Rounds that it counts for where a request starts."""
+        known = 1.0 if self.carded else min(self.counts.reached[0] / KNOWN_AFTER, 1.0)
+        return PRIOR_LEAST + (PRIOR_MOST - PRIOR_LEAST) * known
+
+    def gains(self) -> tuple[list[float], list[float]]:
+        """As `Acceptance.gains`, of all requests."""
+        kept, drafted = (_sums(rates) for rates in self.rates())
+        return kept, [max(pair) for pair in zip(kept, drafted, strict=True)]
 
     def rates(self) -> tuple[list[float], list[float]]:
         """By position: (kept, drafted). Where little was seen, as at the position before."""
+        if self._rates is None:
+            self._rates = self._estimated()
+        return self._rates
+
+    def _estimated(self) -> tuple[list[float], list[float]]:
         kept, drafted, before = [], [], (self.alpha, 1.0)
         for i in range(self.counts.size):
             kept.append(_rate(self.counts.kept[i], self.counts.tried[i], before[0], SHARED_WEIGHT))
@@ -73,7 +95,7 @@ class Acceptance:
     """What one request has shown of a drafter.
 
     When outcomes stray from the estimates for a few rounds on one side, the text has changed: what was before is
-    forgotten.
+    forgotten, and what others have shown is a guess.
     """
 
     def __init__(self, shared: SharedAcceptance) -> None:
@@ -81,6 +103,7 @@ class Acceptance:
         size = shared.counts.size
         self.slow, self.fast = Counts(size, SLOW), Counts(size, FAST)
         self._high = self._low = 0.0
+        self._changed = False
         self._gains: tuple[list[float], list[float]] | None = None
 
     def add(self, asked: int, drafted: int, accepted: int) -> bool:
@@ -97,6 +120,7 @@ class Acceptance:
         if changed:
             self.slow.take(self.fast)
             self._high = self._low = 0.0
+            self._changed = True
         self._gains = None
         return changed
 
@@ -117,9 +141,9 @@ class Acceptance:
 
     def _expected(self) -> tuple[list[float], list[float]]:
         shared_kept, shared_drafted = self.shared.rates()
-        slow = self.slow
-        kept = _sums(_rates(slow.kept, slow.tried, shared_kept))
-        drafted = _sums(_rates(slow.drafted, slow.reached, shared_drafted))
+        slow, weight = self.slow, PRIOR_LEAST if self._changed else self.shared.weight
+        kept = _sums(_rates(slow.kept, slow.tried, shared_kept, weight))
+        drafted = _sums(_rates(slow.drafted, slow.reached, shared_drafted, weight))
         return kept, [max(pair) for pair in zip(kept, drafted, strict=True)]
 
 
@@ -135,13 +159,14 @@ def alpha_of(acceptance_length: float, k: int) -> float:
     return low
 
 
-def _rates(hits: list[float], chances: list[float], shared: list[float]) -> list[float]:
-    """By position; the prior is the shape of the shared estimates, at the level that this request has shown before."""
+def _rates(hits: list[float], chances: list[float], shared: list[float], weight: float) -> list[float]:
+    """By position; the prior, of so much weight, is the shape of the shared estimates, at the level that this request
+    has shown before."""
     rates: list[float] = []
     for i, prior in enumerate(shared):
         if rates:
             prior = min(rates[-1] * prior / max(shared[i - 1], 1e-3), 1.0)
-        rates.append(_rate(hits[i], chances[i], prior, PRIOR_WEIGHT))
+        rates.append(_rate(hits[i], chances[i], prior, weight))
     return rates
 
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
-from outrider.control.acceptance import UNKNOWN, Acceptance, SharedAcceptance
+from outrider.control.acceptance import Acceptance, SharedAcceptance
 from outrider.control.cost_model import CostModel
 from outrider.control.fixed import check_k
 from outrider.core.types import Sequence, Switch
@@ -24,12 +24,15 @@ NO_DRAFTER = "none"
 MARGIN = 0.02
 """Another drafter, or none, takes over when it is this much faster; another K of the same drafter for less."""
 MARGIN_K = 0.005
-PROBE_SHARE = 0.01
-"""Of the time of a sequence, what trying drafters that are off may cost."""
-PROBE_START, PROBE_MOST = 0.5, 2.0
+PROBE_SHARE, HOPEFUL_SHARE = 0.01, 0.02
+"""Of the time of a sequence, what trying drafters that are off may cost; and where one of them pays by what all
+requests have shown."""
+PROBE_START, PROBE_MOST = 1.0, 2.0
 """In plain rounds: what may be spent on that at the start of a sequence, and what may be saved up for it."""
 LOOK_AGAIN = 16
 """Rounds after which a sequence in plain steps is weighed anew without news: its context has grown."""
+SETTLED, LOOK_OFTEN = 8, 4
+"""A sequence is weighed every round in its first rounds, then once in so many: weighing takes time of its own."""
 ANSWER = 256
 """Tokens that an answer is taken to have where nothing bounds it: over them a drafter earns what its start costs."""
 CONTEXT_STEP = 128
@@ -73,29 +76,43 @@ class _State:
     """One sequence, at temperature 0 (`greedy`) or above. `chosen` is its standing option, `now` that of the coming
     round: a probe, or the standing one.
 
-    `room` are the draft tokens that the round may have; `others` are the rest of the batch in that round, and `usual_s`
-    the seconds a token of all of them under the standing option. `purse_s` is what may be spent on probes; `probes` are
-    those of the drafters that are off, with what each is expected to lose when its drafter has caught up; `idle` counts
-    the tokens that each drafter has not read, all of the prompt at first, `waited` the rounds since it drafted, `quiet`
-    those since the options were weighed.
+    `room` are the draft tokens that the round may have, `weighed` those that it had when the options were weighed;
+    `others` are the rest of the batch in that round, and `usual_s` the seconds a token of all of them under the
+    standing option. `best` is the best option of each drafter. `purse_s` is what may be spent on probes, into which
+    `share` of its time goes; `probes` are those of the drafters that are off, with what each is expected to lose when
+    its drafter has caught up; `idle` counts the tokens that each drafter has not read, all of the prompt at first,
+    `waited` the rounds since it drafted, `quiet` those since the options were weighed. `why` is what came up since
+    then.
     """
 
     acceptance: dict[str, Acceptance]
     greedy: bool
     purse_s: float
     room: int = 0
+    weighed: int = 0
     chosen: Option = field(default_factory=lambda: Option(NO_DRAFTER, 0))
     now: Option = field(default_factory=lambda: Option(NO_DRAFTER, 0))
     others: _Others = _Others()
     usual_s: float = 0.0
+    best: dict[str, Option] = field(default_factory=dict)
+    share: float = PROBE_SHARE
     probes: list[tuple[Option, float]] = field(default_factory=list)
     news: bool = True
+    rounds: int = 0
     quiet: int = 0
     length: int = 0
     idle: dict[str, int] = field(default_factory=dict)
     waited: dict[str, int] = field(default_factory=dict)
     why: str = ""
     log: deque[Switch] = field(default_factory=lambda: deque(maxlen=LOG_LENGTH))
+
+    @property
+    def due(self) -> bool:
+        """Whether the options are to be weighed for the coming round, where nothing changed around the sequence."""
+        if self.why or self.room != self.weighed:
+            return True
+        often = LOOK_OFTEN if self.rounds > SETTLED else 1
+        return self.quiet >= (often if self.news else LOOK_AGAIN)
 
 
 class GovernorController:
@@ -118,8 +135,7 @@ class GovernorController:
         for name in self.drafters:
             costs.draft_s(name, 1, greedy=True)  # raises where its cost is not known
         guesses = alphas or {}
-        self._carded = frozenset(guesses)
-        self.shared = {name: SharedAcceptance(most, guesses.get(name, UNKNOWN)) for name in self.drafters}
+        self.shared = {name: SharedAcceptance(most, guesses.get(name)) for name in self.drafters}
         self._states: dict[int, _State] = {}
         self._rounds_s: dict[tuple[int, bool], list[float]] = {}
         self._draft_s: dict[tuple[str, int, bool], list[float]] = {}
@@ -146,9 +162,8 @@ class GovernorController:
             state.room = min(room, self.most if seq.k is None else min(self.most, seq.k))
         weighed = []
         for seq, state in zip(seqs, states, strict=True):
-            state.quiet += 1
-            left_alone = len(seqs) == 1 and not state.others.rows
-            if not left_alone or state.news or state.quiet >= LOOK_AGAIN:
+            state.rounds, state.quiet = state.rounds + 1, state.quiet + 1
+            if len(seqs) > 1 or state.others.rows or state.due:
                 self._weigh(seq, state, self._others(state, states), len(seqs))
                 weighed.append((seq, state))
         for seq, state in weighed:
@@ -166,7 +181,7 @@ class GovernorController:
         option, emitted = state.now, len(seq.tokens) - state.length
         state.length = len(seq.tokens)
         plain_s = self._round_s(1, state.length, state.greedy)
-        state.purse_s += PROBE_SHARE * state.usual_s * emitted
+        state.purse_s += state.share * state.usual_s * emitted
         probing = bool(asked) and not option.same(state.chosen)
         if probing:
             state.purse_s -= self._lost_s(state, option, 1 + drafted, min(option.k, drafted + 1), emitted)
@@ -176,7 +191,10 @@ class GovernorController:
             state.waited[name] += 1
         if asked:
             changed = state.acceptance[option.drafter].add(asked, drafted, accepted)
-            state.why = "the text has changed" if changed else "a probe was kept" if probing and accepted else ""
+            if changed:
+                state.why, state.purse_s = "the text has changed", PROBE_MOST * plain_s
+            elif probing and accepted:
+                state.why = "a probe was kept"
             state.idle[option.drafter] = state.waited[option.drafter] = 0
             state.news = True
         state.purse_s = min(state.purse_s, PROBE_MOST * plain_s)
@@ -262,8 +280,8 @@ class GovernorController:
         stay = self._option(state, state.chosen.drafter, min(state.chosen.k, room))
         best, best_rate = stay, self._rate(seq, state, stay, others)
         stay_rate = best_rate
-        drafts = [self._best(seq, state, drafter, others) for drafter in state.acceptance] if room else []
-        for option in [plain, *drafts]:
+        state.best = {name: self._best(seq, state, name, others) for name in state.acceptance} if room else {}
+        for option in [plain, *state.best.values()]:
             rate = self._rate(seq, state, option, others)
             margin = (MARGIN_K if option.drafter == stay.drafter else MARGIN) / batch  # the rate is the whole batch's
             if rate > max(best_rate, stay_rate * (1 + margin)):
@@ -273,7 +291,7 @@ class GovernorController:
             reason = self._reason(state, best, best_rate / plain_rate, stay, stay_rate / plain_rate)
             if min(state.chosen.k, room) == state.chosen.k:  # the end of the answer is no decision
                 state.log.append(Switch(seq.output_len, best.drafter, best.k, reason))
-        state.chosen, state.news, state.quiet, state.why = best, False, 0, ""
+        state.chosen, state.weighed, state.news, state.quiet, state.why = best, room, False, 0, ""
 
     def _reason(self, state: _State, best: Option, gain: float, stay: Option, stay_gain: float) -> str:
         parts = [state.why] if state.why else []
@@ -292,10 +310,10 @@ class GovernorController:
         share = f"{acceptance.first():.0%} of first tokens"
         if acceptance.seen:
             return f"{share} kept"
-        return f"{share} kept, as its card says" if name in self._carded else f"{share} assumed to be kept"
+        return f"{share} kept, as its card says" if acceptance.shared.carded else f"{share} assumed to be kept"
 
     def _probe(self, state: _State) -> Option | None:
-        """One token of a drafter that is off, when the purse allows what that is expected to lose: of those that it
+        """A draft of a drafter that is off, when the purse allows what that is expected to lose: of those that it
         allows, the one that waited longest."""
         if state.purse_s <= 0.0 or not state.room:
             return None
@@ -308,10 +326,24 @@ class GovernorController:
         """What a token costs under the standing option, and what probes lose against that."""
         state.others = others
         state.usual_s = 1 / self._rate(seq, state, state.chosen, others)
-        off = [self._option(state, name, 1) for name in state.acceptance if name != state.chosen.drafter]
+        off = [option for name, option in state.best.items() if name != state.chosen.drafter]
         state.probes = [
             (option, self._lost_s(state, option, option.rows, option.steps, option.tokens)) for option in off
         ]
+        hopeful = any(self._has_paid(seq, state, option.drafter) for option in off)
+        state.share = HOPEFUL_SHARE if hopeful else PROBE_SHARE
+
+    def _has_paid(self, seq: Sequence, state: _State, drafter: str) -> bool:
+        """Whether a drafter pays by what all requests have shown."""
+        kept, drafted = self.shared[drafter].gains()
+        context = len(seq.tokens)
+        plain_s = self._round_s(1, context, state.greedy)
+        return any(
+            (1 + kept[k]) * plain_s
+            > self._round_s(1 + drafted[k], context, state.greedy)
+            + self._draft_of(drafter, 1 + drafted[k - 1], 1, state.greedy)
+            for k in range(1, state.room + 1)
+        )
 
     def _lost_s(self, state: _State, option: Option, rows: float, steps: float, tokens: float) -> float:
         """What a probe takes longer than the standing option does for the same tokens, but for catching up."""

@@ -94,12 +94,12 @@ class BlockDrafter(HeadDrafter[BlockState]):
         """Raises PairingError for a head that is another drafter's."""
         raise NotImplementedError
 
-    @torch.inference_mode()
     def head_alone(self) -> Self:
         other = super().head_alone()
         other.adapt = 0.0
         return other
 
+    @torch.inference_mode()
     def propose(self, seqs: Seq[Sequence], budgets: Seq[int], rng: Rng) -> Draft:
         draft = super().propose(seqs, budgets, rng)
         for seq, own in zip(seqs, draft.seqs, strict=True):

@@ -19,6 +19,7 @@ from outrider.core.protocols import Controller
 from outrider.core.registry import controller_class
 from outrider.core.types import Decision
 from outrider.engine.opening import DraftOptions, OpenedHead, needs_of
+from outrider.engine.shipped import preferred
 from outrider.errors import ConfigError
 from outrider.kernels.dispatch import load_extension
 from outrider.models.load import LoadedModel
@@ -85,8 +86,9 @@ def build_governor(
             f"controller 'governor' needs measured costs: {kept.stale[0]}; measure them with: {shlex.join(words)}"
         )
     alphas = {}
-    for name, head in heads.items():
-        if head.card is not None:
+    for name in identities:
+        head = heads.get(name) if "drafters" not in needs_of(name) else heads.get(preferred(heads) or "")
+        if head is not None and head.card is not None:
             alphas[name] = alpha_of(head.card.test.acceptance_length, head.card.test.k)
     drafters = [*identities, *(name for name in ("prediction",) if name in kept.costs.drafters)]
     made = controller_class("governor")(kept.costs, list(dict.fromkeys(drafters)), most=most, alphas=alphas)
