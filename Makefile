@@ -34,8 +34,9 @@ demo: models  ## real text from a real model, plain and speculative
 test: $(VENV)/.dev models  ## everything that runs in minutes
 	$(BIN)/pytest -m "not slow and not pair"
 
-test-slow: $(VENV)/.dev models  ## deeper sweeps
+test-slow: $(VENV)/.dev models  ## deeper sweeps, and drafters without the kernels
 	$(BIN)/pytest -m "slow and not pair" --ignore tests/packaging
+	OUTRIDER_CPU=torch $(BIN)/pytest -m "not slow and not pair" tests/contract tests/unit/test_block_drafter.py
 
 test-pair: $(VENV)/.dev models  ## what needs the Qwen2.5-Coder pair (1.6 GB, fetched once)
 	$(BIN)/outrider models pull qwen2.5-coder-1.5b

@@ -180,6 +180,9 @@ def test_a_card_says_how_far_the_text_is_copied(load: Callable[..., LLM], heads:
         assert own.token_ids == plain.token_ids
         drafted[name] = (own.stats.drafted, own.stats.accepted)
     assert drafted["card"] != drafted["asked"]
+    change_card(heads / "dspark", copy=1.5)
+    with pytest.raises(ModelFileError, match=r"card\.json of the head .*dspark recommends copy, which dspark does not"):
+        load(drafter="dspark")
     change_card(heads / "eagle3", copy=20.5)
     with pytest.raises(ModelFileError, match=r"'copy' is 20\.5, expected a number from 0 to 20"):
         load(drafter="eagle3")
@@ -336,7 +339,10 @@ def test_a_card_of_another_head_is_refused(load: Callable[..., LLM], heads: Path
         ({"prompts": [[]]}, "test.prompts is no list of prompts"),
         ({"prompts": [["text"]]}, "test.prompts is no list of prompts"),
         ({"prompts": [[-1]]}, "test.prompts is no list of prompts"),
-        ({"max_tokens": 0}, "'max_tokens' is 0, expected a whole number >= 1"),
+        ({"max_tokens": 0}, "'max_tokens' is 0, expected a whole number from 1 to 128"),
+        ({"k": 65}, "'k' is 65, expected a whole number from 1 to 64"),
+        ({"max_tokens": 129}, "'max_tokens' is 129, expected a whole number from 1 to 128"),
+        ({"prompts": [[1, 2]] * 17}, "test.prompts are 17, expected at most 16"),
         ({"acceptance_length": "long"}, "'acceptance_length' is 'long', expected a finite number"),
         ({"acceptance_length": -5}, "'acceptance_length' is -5.0, expected a number from 1 to 4 (k + 1)"),
         ({"acceptance_length": 4.01}, "'acceptance_length' is 4.01, expected a number from 1 to 4 (k + 1)"),

@@ -82,6 +82,9 @@ def test_card_log_and_plot_say_what_was_done(world: dict[str, Path], trained: tu
     assert card["drafter"] == kind
     assert card["harvests"][0]["n_prompts"] == 52
     assert card["as_served"]["greedy"]["rounds"] > 0
+    assert card["as_recommended"]["greedy"]["rounds"] > 0
+    assert card["min_confidence"] == 0.15
+    assert card.get("copy") == (1.5 if kind in ("eagle3", "mtp") else None)
     assert 1 <= card["test"]["acceptance_length"] <= 1 + card["test"]["k"]
     lines = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == list(range(1, lines[-1]["steps"] + 1))

@@ -106,6 +106,20 @@ def test_drafts_are_what_the_network_says(kind: dict[str, Any], target: Decoder)
     assert isinstance(drafter.parts.backbone, KernelBackbone if fast else TorchBackbone)
 
 
+@pytest.mark.parametrize("head_dim", [16, 8], ids=["kernels", "torch"])
+def test_drafting_keeps_no_gradients(target: Decoder, head_dim: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    drafter = drafter_of(target, random_block(vocab=VOCAB, **DSPARK, head_dim=head_dim))
+    seq, made, seen = begun(drafter, target, random_tokens(9, seed=1)), drafter.parts.logits, []
+
+    def watched(h_Md: torch.Tensor) -> torch.Tensor:
+        seen.append(torch.is_inference_mode_enabled())
+        return made(h_Md)
+
+    monkeypatch.setattr(drafter.parts, "logits", watched)
+    propose(drafter, [seq], [3])
+    assert seen == [True]
+
+
 @needs_kernels
 @pytest.mark.parametrize("fields", [{}, {"qk_norm": True, "bias": True}, {"n_layers": 1, "n_kv_heads": 1}], ids=str)
 def test_the_stack_is_torchs_twin(fields: dict[str, Any]) -> None:

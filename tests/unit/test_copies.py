@@ -9,14 +9,13 @@ import pytest
 import torch
 
 from outrider.core.rng import CounterRng
-from outrider.drafters.copies import Text
+from outrider.drafters.columns import Columns
+from outrider.drafters.copies import Text, add_copy_
 from outrider.errors import ConfigError
 from outrider.kernels import find_copy
 from outrider.kernels.copies import MOST_MATCHED, find_copy_reference
 from tests.contract.factories import eagle3, mtp
 from tests.contract.world import GREEDY, begin, commit_tokens, sequence, watched
-
-NEVER = 0.0
 
 
 def naive(text: list[int]) -> tuple[int, int]:
@@ -58,15 +57,28 @@ def test_a_text_that_repeats_itself_is_drafted_on(make: Any) -> None:
     assert drafter.propose([seq], [2], CounterRng()).seqs[0].tokens[0] == 6
 
 
-def test_one_token_is_no_match() -> None:
-    """A text in which no two tokens follow each other twice is drafted by the head alone."""
-    tokens = [1, 2, 1, 3, 1]
-    drafts = []
-    for copy in (0.0, 20.0):
-        drafter, seq = eagle3(watched(1), copy=copy), sequence(0, tokens, GREEDY)
-        begin(drafter, seq)
-        drafts.append(drafter.propose([seq], [1], CounterRng()).seqs[0].tokens)
-    assert drafts[0] == drafts[1]
+@pytest.mark.parametrize(
+    ("text", "token", "raised"),
+    [
+        ([1, 2, 3, 4, 1, 2, 3], 4, 3.0),
+        ([5, 6, 7, 1, 2, 3, 4, 5, 6, 7, 1, 2, 3, 4], 5, 6.0),
+        ([2, 3, 1, 2, 3], 1, 1.5),
+        ([1, 2, 1, 3, 1], 3, 0.0),
+        ([1, 2, 3, 4], 0, 0.0),
+        ([1, 2, 8, 1, 2], 8, 0.0),
+        ([1], 0, 0.0),
+    ],
+)
+def test_each_token_matched_but_one_counts(text: list[int], token: int, raised: float) -> None:
+    """Five at most; nothing where one token matches or none, or where the head cannot say what followed."""
+    for columns in (Columns(torch.arange(8), 9), Columns(torch.tensor([0, 1, 4, 5]), 9)):
+        size = 8 if columns.find(2) is not None else 4
+        logits_S = torch.zeros(size)
+        add_copy_(logits_S, torch.tensor(text), columns, 1.5)
+        expected_S = torch.zeros(size)
+        if (column := columns.find(token)) is not None:
+            expected_S[column] = raised
+        assert torch.equal(logits_S, expected_S)
 
 
 def test_the_head_alone_copies_nothing() -> None:

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
-from outrider.control.fixed import MAX_K, check_k
+from outrider.control.fixed import check_k
 from outrider.core.registry import verifier_class
-from outrider.core.types import SamplingParams
+from outrider.core.types import MAX_K, SamplingParams
 from outrider.engine.engine import resolve_rule
 from outrider.engine.llm import LLM
 from outrider.engine.request import Speculation

@@ -6,10 +6,9 @@ from collections.abc import Sequence as Seq
 
 from outrider.core.types import TargetIdentity
 from outrider.drafters.head_card import read_card
-from outrider.drafters.head_fit import same_model
 from outrider.engine.choosing import choose_k
 from outrider.engine.opening import OpenedHead, needs_of
-from outrider.engine.shipped import shipped_heads
+from outrider.engine.shipped import shipped_named
 from outrider.errors import FetchError, UserError
 from outrider.models.loader.sources import resolve
 
@@ -22,8 +21,7 @@ def usual_ks(drafters: Seq[str], target: str, draft_model: str | None) -> dict[s
 
 
 def _shipped(target: str) -> dict[str, OpenedHead]:
-    fitting = [h for h in shipped_heads() if target == h.model or same_model(h.card.target or "", target)]
-    return {head.drafter: OpenedHead.of_package(head, _named(target), "auto") for head in fitting}
+    return {head.drafter: OpenedHead.of_package(head, _named(target), "auto") for head in shipped_named(target)}
 
 
 def _given(drafters: Seq[str], target: str, draft_model: str) -> dict[str, OpenedHead]:

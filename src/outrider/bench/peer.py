@@ -40,6 +40,18 @@ class PeerAnswer:
     finish_reason: str
 
 
+def check_url(url: str, option: str) -> str:
+    """The address without /v1. Raises ConfigError for a bad one."""
+    base = url.rstrip("/").removesuffix("/v1")
+    try:
+        parsed = httpx.URL(base)
+    except httpx.InvalidURL as error:
+        raise ConfigError(f"{option} {url!r} is not a URL ({error}): give http://host:port") from None
+    if parsed.scheme not in ("http", "https") or not parsed.host:
+        raise ConfigError(f"{option} {url!r} is not allowed: give http://host:port or https://host")
+    return base
+
+
 class Peer:
     """A server at `url` (with or without /v1). `model` None: the first that it lists. Raises ConfigError for a bad URL.
 
@@ -55,14 +67,7 @@ class Peer:
         timeout_s: float = 600.0,
         option: str = "--peer-url",
     ) -> None:
-        base = url.rstrip("/").removesuffix("/v1")
-        try:
-            parsed = httpx.URL(base)
-        except httpx.InvalidURL as error:
-            raise ConfigError(f"{option} {url!r} is not a URL ({error}): give http://host:port") from None
-        if parsed.scheme not in ("http", "https") or not parsed.host:
-            raise ConfigError(f"{option} {url!r} is not allowed: give http://host:port or https://host")
-        self.url = base
+        self.url = check_url(url, option)
         self.sources: set[str] = set()
         self._extras: dict[str, object] = {"cache_prompt": False}
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}

@@ -37,7 +37,7 @@ def one_length(text: str | int) -> int:
     try:
         return int(text)
     except ValueError:
-        from outrider.control.fixed import MAX_K
+        from outrider.core.types import MAX_K
 
         several = " (outrider bench and outrider verify take several)" if "," in str(text) else ""
         raise typer.BadParameter(

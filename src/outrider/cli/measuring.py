@@ -143,6 +143,7 @@ class Setup:
             dtype=self.dtype,
             draft_dtype=self.draft_dtype,
             has_draft=self.draft_model is not None,
+            min_confidence=self.min_confidence,
         )
 
     def raw(self, llm: LLM) -> bool:

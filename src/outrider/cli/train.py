@@ -143,6 +143,7 @@ def train(
     from outrider.cli.terminal import print_plan
     from outrider.core.json_file import JsonObject
     from outrider.drafters.head_card import CARD
+    from outrider.drafters.options import require_int
     from outrider.engine.prompt_file import read_prompts
     from outrider.train.harvest import HarvestSettings
     from outrider.train.heads import HeadSettings, harvested_layers
@@ -152,6 +153,7 @@ def train(
     from outrider.train.trainer import TrainSettings
 
     require_kind(kind, layout)
+    require_int("train", "batch", batch, 1)
     chosen = read_prompts(prompts)
     head = HeadSettings(
         draft_vocab=draft_vocab,

@@ -95,6 +95,7 @@ def tune(
     """
     from outrider.bench.lanes import comparable_rules
     from outrider.bench.measure import check_counts
+    from outrider.bench.peer import check_url
     from outrider.core.types import SamplingParams
     from outrider.tune.drafters import possible_drafters
     from outrider.tune.run import Wanted
@@ -104,6 +105,8 @@ def tune(
         raise ConfigError(f"--measure {measure} is not allowed: give a whole number >= 0")
     if time_budget is not None and not 0 < time_budget < float("inf"):
         raise ConfigError(f"--time-budget {time_budget:g} is not allowed: give seconds above 0")
+    if server is not None:
+        check_url(server, "--server")
     possible = possible_drafters(target, draft_model, common.split_names(drafter or []))
     setup = Setup.from_options(
         drafter=possible.names,

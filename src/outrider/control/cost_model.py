@@ -242,6 +242,11 @@ class CostModel:
         )
 
 
+def draft_steps(asked: int, drafted: int) -> int:
+    """Of a draft. One that is shorter than was asked for ended at a step more, which was not sure enough."""
+    return min(asked, drafted + 1)
+
+
 def _busy_json(busy: Busy | None) -> dict[str, object] | None:
     return None if busy is None else busy.to_json()
 

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 
-from outrider.core.types import Sequence
+from outrider.core.types import MAX_K, Sequence
 from outrider.errors import ConfigError
-
-MAX_K = 64
-"""A longer draft costs more to check than any text repays, and a pass over it more memory than a pass should."""
 
 
 def check_k(k: int) -> None:

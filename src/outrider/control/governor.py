@@ -14,7 +14,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
 from outrider.control.acceptance import Acceptance, SharedAcceptance
-from outrider.control.cost_model import CostModel
+from outrider.control.cost_model import CostModel, draft_steps
 from outrider.control.fixed import check_k
 from outrider.core.types import Sequence, Switch
 
@@ -184,7 +184,7 @@ class GovernorController:
         state.purse_s += state.share * state.usual_s * emitted
         probing = bool(asked) and not option.same(state.chosen)
         if probing:
-            state.purse_s -= self._lost_s(state, option, 1 + drafted, min(option.k, drafted + 1), emitted)
+            state.purse_s -= self._lost_s(state, option, 1 + drafted, draft_steps(option.k, drafted), emitted)
             state.purse_s -= self._catch_up_s(state, option)
         for name in state.acceptance:
             state.idle[name] += emitted

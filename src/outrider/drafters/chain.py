@@ -12,10 +12,11 @@ import copy
 import logging
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
-from typing import Generic, Self, TypeVar
+from types import MappingProxyType
+from typing import ClassVar, Generic, Self, TypeVar
 
 from torch import Tensor
 
@@ -94,10 +95,13 @@ class ChainDrafter(ABC, Generic[S]):
     """The round of a drafter that drafts chains; what runs, and how a sequence is caught up, is the subclass's.
 
     The logits that it gives have the columns `columns`.
-    `draft_sample_method`, `greedy_below_temperature` and `min_confidence` are as `DraftModelDrafter` explains them.
+    `draft_sample_method`, `greedy_below_temperature` and `min_confidence` are as `DraftModelDrafter` explains them;
+    `recommends` are options that the card of a trained one recommends: a draft ends about where a further token costs
+    what it brings, in its own draft step and in the rows of the check (docs/log.md).
     """
 
     name = ""
+    recommends: ClassVar[Mapping[str, float]] = MappingProxyType({"min_confidence": 0.15})
     trees = False
     wants: tuple[int, ...] = ()
     columns: Columns

@@ -13,12 +13,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from outrider.core.json_file import JsonObject
+from outrider.core.types import MAX_K
 from outrider.drafters.copies import MOST_COPY
 from outrider.errors import ModelFileError
 
 CARD = "card.json"
 OPTIONS = {"min_confidence": 1.0, "copy": MOST_COPY}
 """Options of drafters that a card may recommend, with the largest values; the smallest are 0."""
+MOST_PROMPTS, MOST_ANSWER = 16, 128
+"""Of a card's test, which every loading waits for."""
 LEAST_SHARE = 0.6
 """Of the acceptance length above 1 that the card states, what a sound head reaches on its test on any machine."""
 
@@ -68,21 +71,23 @@ def read_card(head: Path) -> HeadCard | None:
     prompts = test.values.get("prompts")
     if not isinstance(prompts, list) or not prompts or not all(_is_prompt(prompt) for prompt in prompts):
         raise ModelFileError(f"{path}: test.prompts is no list of prompts, each a list of token ids: fetch it again")
+    if len(prompts) > MOST_PROMPTS:
+        raise ModelFileError(f"{path}: test.prompts are {len(prompts)}, expected at most {MOST_PROMPTS}")
     told = CardTest(
         tuple(tuple(prompt) for prompt in prompts),
-        _positive(test, "max_tokens"),
-        _positive(test, "k"),
+        _counted(test, "max_tokens", MOST_ANSWER),
+        _counted(test, "k", MAX_K),
         _acceptance_length(test),
     )
     target, hash_, drafter = (card.text(key, "") or None for key in ("target", "vocabulary_sha256", "drafter"))
-    k = _positive(card, "k") if "k" in card.values else None
+    k = _counted(card, "k", MAX_K) if "k" in card.values else None
     return HeadCard(told, target, hash_, k, _options(card), card.boolean("by_default", True), drafter)
 
 
-def _positive(values: JsonObject, key: str) -> int:
+def _counted(values: JsonObject, key: str, most: int) -> int:
     value = values.whole(key)
-    if value < 1:
-        raise ModelFileError(f"{values.path}: {key!r} is {value}, expected a whole number >= 1")
+    if not 1 <= value <= most:
+        raise ModelFileError(f"{values.path}: {key!r} is {value}, expected a whole number from 1 to {most}")
     return value
 
 

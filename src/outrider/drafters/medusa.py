@@ -50,7 +50,7 @@ class MedusaState(HeadState):
 class MedusaDrafter(HeadDrafter[MedusaState]):
     """Drafts chains of at most as many tokens as there are heads, with `head`: a folder or file, or a network.
 
-    The options are those of `RecurrentDrafter`, and so are the errors.
+    The options are those of `RecurrentDrafter`, but for `copy`, and so are the errors.
     """
 
     name = "medusa"

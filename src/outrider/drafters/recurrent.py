@@ -11,8 +11,10 @@ Shapes: T positions, M rows, n sequences in a step, d head width.
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Generic, Self, TypeVar
+from types import MappingProxyType
+from typing import ClassVar, Generic, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -23,7 +25,7 @@ from outrider.core.rng import Rng
 from outrider.core.step import PREFILL_CHUNK
 from outrider.core.types import Sequence, TargetIdentity
 from outrider.drafters.catch_up import in_passes
-from outrider.drafters.chain import GREEDY_BELOW_TEMPERATURE, Run
+from outrider.drafters.chain import GREEDY_BELOW_TEMPERATURE, ChainDrafter, Run
 from outrider.drafters.columns import Columns
 from outrider.drafters.copies import MOST_COPY, add_copy_
 from outrider.drafters.head_cache import Span
@@ -60,6 +62,9 @@ class RecurrentDrafter(HeadDrafter[RecurrentState], Generic[N]):
 
     Raises ModelFileError for a bad file, PairingError for a head of another target, ConfigError for an option.
     """
+
+    # A larger `copy` brought longer drafts and hardly a token more (docs/log.md).
+    recommends: ClassVar[Mapping[str, float]] = MappingProxyType({**ChainDrafter.recommends, "copy": 1.5})
 
     def __init__(
         self,

@@ -40,10 +40,13 @@ def check_options(
     dtype: str,
     draft_dtype: str,
     has_draft: bool,
+    min_confidence: float | None = None,
 ) -> None:
     """What can be refused before a model is loaded is."""
     if k is not None:
         check_k(k)
+    if min_confidence is not None and not 0 <= min_confidence <= 1:
+        raise ConfigError(f"min_confidence = {min_confidence!r} is not allowed: give a number from 0 to 1")
     most = kernels.usable_processors()
     if threads is not None and not 1 <= threads <= most:
         raise ConfigError(

@@ -101,7 +101,16 @@ class LLM:
         has_draft = draft_model is not None
         asked = asked_for(drafter, has_draft=has_draft)
         controller_class(controller)
-        check_options(asked, rule, threads, k, dtype=dtype, draft_dtype=draft_dtype, has_draft=has_draft)
+        check_options(
+            asked,
+            rule,
+            threads,
+            k,
+            dtype=dtype,
+            draft_dtype=draft_dtype,
+            has_draft=has_draft,
+            min_confidence=min_confidence,
+        )
         rides = draft_model is not None and any("head" in needs_of(name) for name in asked)
         opening = partial(open_model, offline=offline, progress=progress, on_load=on_load)
         target = opening(model, dtype=dtype, device=device)

@@ -11,9 +11,9 @@ from outrider.core.protocols import Drafter, LanguageModel
 from outrider.core.registry import drafter_class, drafter_names
 from outrider.core.types import Decision, TargetIdentity
 from outrider.drafters.chain import ChainDrafter
-from outrider.drafters.head_card import HeadCard, read_card
+from outrider.drafters.head_card import CARD, HeadCard, read_card
 from outrider.engine.shipped import ShippedHead, preferred, shipped_for, shipped_heads
-from outrider.errors import ConfigError
+from outrider.errors import ConfigError, ModelFileError
 from outrider.models.decoder import Decoder
 from outrider.models.device import require_device
 from outrider.models.load import LoadedModel, load_model
@@ -135,6 +135,11 @@ def build_drafter(
     if "head" in needs:
         if (head := (heads or {}).get(name)) is None:
             raise ConfigError(missing_draft(name))
+        if foreign := sorted(head.advice.keys() - getattr(cls, "recommends", {}).keys()):
+            raise ModelFileError(
+                f"the {CARD} of the head {head.name} recommends {', '.join(foreign)}, which {name} does not have: "
+                "delete it there, or fetch the head again"
+            )
         given = {"dtype": head.dtype, **head.advice, **given, "head": head.path, "identity": head.identity}
     if "vocab_size" in needs:
         given.setdefault("vocab_size", target.vocab_size)

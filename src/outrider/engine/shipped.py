@@ -67,6 +67,11 @@ def shipped_for(identity: TargetIdentity) -> dict[str, ShippedHead]:
     return {head.drafter: head for head in shipped_heads() if head.fits(identity)}
 
 
+def shipped_named(target: str) -> list[ShippedHead]:
+    """The heads of a target of this name, before it is loaded: whether its token ids are those is not known yet."""
+    return [head for head in shipped_heads() if target == head.model or same_model(head.card.target or "", target)]
+
+
 def preferred(heads: Container[str]) -> str | None:
     """Of drafters that have heads, the one that drafts by default."""
     return next((name for name in PREFERRED if name in heads), None)

@@ -32,13 +32,15 @@ def find_copy(text_T: Tensor) -> tuple[int, int]:
 
 def find_copy_reference(text_T: Tensor) -> tuple[int, int]:
     """The twin in plain torch."""
-    size = len(text_T)
     matched, token = 0, 0
     ends = (text_T[:-1] == text_T[-1:]).nonzero().flatten().tolist()
+    text = text_T.tolist()
     for end in reversed(ends):
         length = 1
-        while length < min(MOST_MATCHED, end + 1) and text_T[end - length] == text_T[size - 1 - length]:
+        while length < min(MOST_MATCHED, end + 1) and text[end - length] == text[-1 - length]:
             length += 1
         if length > matched:
-            matched, token = length, int(text_T[end + 1])
+            matched, token = length, text[end + 1]
+        if matched == MOST_MATCHED:
+            break
     return matched, token

@@ -14,12 +14,11 @@ from functools import cached_property
 
 import torch
 
-from outrider.control.fixed import MAX_K
 from outrider.core.draft import SeqDraft
 from outrider.core.protocols import Drafter, LanguageModel
 from outrider.core.registry import verifier_class
 from outrider.core.rng import CounterRng, Key, Purpose
-from outrider.core.types import Sequence
+from outrider.core.types import MAX_K, Sequence
 from outrider.drafters.draft_model import DraftModelDrafter
 from outrider.drafters.fixed import FixedDrafter
 from outrider.errors import ConfigError

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -80,10 +81,17 @@ class DraftInTraining(TrainedHead):
             if (self._folder / name).exists():
                 shutil.copyfile(self._folder / name, folder / name)
 
-    def drafter(self, kind: str, target: Decoder, identity: TargetIdentity, folder: Path | None) -> Drafter:
+    def drafter(
+        self,
+        kind: str,
+        target: Decoder,
+        identity: TargetIdentity,
+        folder: Path | None,
+        options: Mapping[str, float],
+    ) -> Drafter:
         if folder is not None:
             model: Any = load_model(folder, draft=True).model
         else:
             transformers: Any = importlib.import_module("transformers")
             model = TransformersModel(self._net, "in training", transformers.DynamicCache)
-        return drafter_class(kind)(model=model, vocab_size=target.vocab_size)
+        return drafter_class(kind)(model=model, vocab_size=target.vocab_size, **options)

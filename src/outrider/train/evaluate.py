@@ -1,4 +1,5 @@
-"""How much of a head's drafts the target accepts, found by the engine itself on prompts that were not trained on."""
+"""How much of a head's drafts the target accepts, found by the engine itself on conversations that were
+not trained on."""
 
 from __future__ import annotations
 

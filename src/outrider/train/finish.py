@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from outrider.core.json_file import JsonObject
 from outrider.core.registry import drafter_class
 from outrider.drafters.head_card import CardTest, write_card
-from outrider.drafters.recurrent import RecurrentDrafter
 from outrider.train.evaluate import Served, held_out_prompts, serve
 from outrider.train.run import HEAD, RUN, TrainRun
 from outrider.train.shards import read_shards
@@ -20,13 +19,6 @@ ANSWER = 96
 """Held-out prompts of the evaluation, and the longest answer to one."""
 TEST_PROMPTS = 3
 TEST_ANSWER = 24
-MIN_CONFIDENCE = 0.15
-"""What the card recommends: about where a further token costs what it brings, in its own draft step and in the rows of
-the check (docs/log.md)."""
-COPY = 1.5
-"""What it recommends for heads that draft token by token: of 0 to 3, more than this brought longer drafts and hardly a
-token more (docs/log.md)."""
-
 LEAST_LENGTH = 1.2
 """Tokens a pass, greedy, below which a head brings next to nothing: 1 is plain decoding."""
 MOST_LOSS = 0.03
@@ -68,17 +60,22 @@ def verdict(trained: Served, served: Served, *, rounds: bool) -> list[str]:
 
 
 def finish(run: TrainRun, trainer: Trainer, on_served: OnServed, layout: str | None = None) -> Finished:
-    """Writes the head of a trained run and its card."""
+    """Writes the head of a trained run and its card: what it is worth as trained and as served, alone and with drafts
+    of full length, and as it will be served by what the card recommends."""
     folder, settings = run.folder / HEAD, run.settings
     trainer.head.write(folder, layout)
     prompts = held_out_prompts(read_shards(run.data), PROMPTS)
 
     test_prompts = sorted(prompts, key=len)[:TEST_PROMPTS]
+    recommends: Mapping[str, float] = getattr(drafter_class(settings.kind), "recommends", {})
 
-    def tried(name: str, written: Path | None, temperature: float, *, test: bool = False) -> Served:
+    def tried(
+        name: str, written: Path | None, temperature: float, *, test: bool = False, recommended: bool = False
+    ) -> Served:
+        options = recommends if recommended else {}
         served = serve(
             run.target,
-            trainer.head.drafter(settings.kind, run.target, run.identity, written),
+            trainer.head.drafter(settings.kind, run.target, run.identity, written, options),
             test_prompts if test else prompts,
             k=settings.k,
             temperature=temperature,
@@ -91,16 +88,17 @@ def finish(run: TrainRun, trainer: Trainer, on_served: OnServed, layout: str | N
     trained = tried("as trained, greedy", None, 0.0)
     greedy = tried("as served, greedy", folder, 0.0)
     sampled = tried("as served, temperature 1", folder, 1.0)
+    recommended = tried("as recommended, greedy", folder, 0.0, recommended=True)
     test = tried("the card's test", folder, 0.0, test=True)
     card = {
         "drafter": settings.kind,
         "target": run.identity.names[0],
         "vocabulary_sha256": run.identity.vocabulary_sha256,
         "k": settings.k,
-        "min_confidence": MIN_CONFIDENCE,
-        **({"copy": COPY} if _goes_token_by_token(settings.kind) else {}),
+        **recommends,
         "as_trained": {"greedy": asdict(trained)},
         "as_served": {"greedy": asdict(greedy), "temperature_1": asdict(sampled)},
+        "as_recommended": {"greedy": asdict(recommended)},
         "held_out_prompts": len(prompts),
         "harvests": run.harvests(),
         "tokens_per_epoch": trainer.lessons.tokens,
@@ -109,8 +107,3 @@ def finish(run: TrainRun, trainer: Trainer, on_served: OnServed, layout: str | N
     told = CardTest(tuple(tuple(p) for p in test_prompts), TEST_ANSWER, settings.k, test.acceptance_length)
     write_card(folder, card, told)
     return Finished(folder, verdict(trained, greedy, rounds=bool(trainer.head.packed)))
-
-
-def _goes_token_by_token(kind: str) -> bool:
-    cls = drafter_class(kind)
-    return isinstance(cls, type) and issubclass(cls, RecurrentDrafter)

@@ -8,7 +8,7 @@ Shapes: d width, F features, S draft vocabulary, V target vocabulary.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -146,10 +146,17 @@ class TrainedHead(ABC):
     def write(self, folder: Path, layout: str | None = None) -> None:
         """Writes the head, in bfloat16, in one of its public layouts (None: the one that this project prefers)."""
 
-    def drafter(self, kind: str, target: Decoder, identity: TargetIdentity, folder: Path | None) -> Drafter:
-        """A drafter that uses the head as `folder` has it, or as it is now, in float32."""
+    def drafter(
+        self,
+        kind: str,
+        target: Decoder,
+        identity: TargetIdentity,
+        folder: Path | None,
+        options: Mapping[str, float],
+    ) -> Drafter:
+        """A drafter with these options that uses the head as `folder` has it, or as it is now, in float32."""
         head, dtype = (self.net, "float32") if folder is None else (folder, "auto")
-        return drafter_class(kind)(target=target, head=head, identity=identity, dtype=dtype)
+        return drafter_class(kind)(target=target, head=head, identity=identity, dtype=dtype, **options)
 
 
 class TargetParts:

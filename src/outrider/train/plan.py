@@ -16,6 +16,10 @@ from outrider.train.run import TrainRun
 from outrider.train.shards import Shard, read_shards
 
 SCHEMA = "outrider.train_dry_run/1"
+BYTES_PER_PARAMETER = 16
+"""Weight, gradient and the two moments of the optimiser, in float32."""
+STEP_BYTES = 200_000_000
+"""Rows of a step, about."""
 PROMPT_TOKENS = 100
 """Of a sequence, where nothing was harvested yet; answers are then taken to be as long as they may."""
 
@@ -76,7 +80,7 @@ class Plan:
             Decision(
                 "memory",
                 f"{self.memory_bytes / 1e6:.0f} MB",
-                "beside the target: its embedding as numbers, the head",
+                "beside the target: its embedding as numbers, the head with its gradient and moments, a step's rows",
             ),
             Decision(
                 "trial",
@@ -101,6 +105,7 @@ def foretell(run: TrainRun) -> Plan:
     held = sum(shard.path.stat().st_size for shard in shards)
     _require_room(run, round(tokens * per_token), held)
     rows = run.target.embedding_rows + (settings.head.draft_vocab or run.target.vocab_size)
+    parameters = sum(parameter.numel() for parameter in run.head([]).net.parameters())
     return Plan(
         kind=settings.kind,
         layers=harvest.layers,
@@ -114,8 +119,8 @@ def foretell(run: TrainRun) -> Plan:
         epochs=train.epochs,
         batch_tokens=train.batch_tokens,
         steps=round(train.epochs * _batches(run, shards, left, tokens)),
-        parameters=sum(parameter.numel() for parameter in run.head([]).net.parameters()),
-        memory_bytes=4 * rows * run.target.hidden_size + 200_000_000,
+        parameters=parameters,
+        memory_bytes=4 * rows * run.target.hidden_size + BYTES_PER_PARAMETER * parameters + STEP_BYTES,
         k=settings.k,
         trial_prompts=min(PROMPTS, harvest.conversations // HELD_OUT_EVERY),
         trial_tokens=ANSWER,

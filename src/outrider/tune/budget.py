@@ -55,11 +55,11 @@ def fit(prompts: Seq[Conversation], measured: int, load: Load, budget_s: float |
     lanes = measured if budget_s >= load.seconds(min(ENOUGH_PROMPTS, len(prompts)), measured) else min(measured, 1)
     count = max(1, min(len(prompts), int(budget_s / max(load.seconds(1, lanes), 1e-9))))
     seconds = load.seconds(count, lanes)
-    notes = [f"the time budget of {budget_s:.0f} s holds {count} of {len(prompts)} prompts"]
+    notes = [f"the time budget of {budget_s:g} s holds {count} of {len(prompts)} prompts"]
     if lanes < measured:
         notes.append(f"the time budget holds the measurement of {lanes} candidate(s) instead of {measured}")
     if seconds > budget_s:
-        notes.append(f"one prompt alone takes about {seconds:.0f} s, more than the time budget of {budget_s:.0f} s")
+        notes.append(f"one prompt alone takes about {seconds:.0f} s, more than the time budget of {budget_s:g} s")
     return Share(spread(prompts, count), lanes, seconds, tuple(notes))
 
 

@@ -11,9 +11,8 @@ from outrider.core.registry import drafter_names
 from outrider.core.types import Decision
 from outrider.drafters.head_card import CARD
 from outrider.drafters.head_files import CONFIG
-from outrider.drafters.head_fit import same_model
 from outrider.engine.opening import needs_of
-from outrider.engine.shipped import shipped_heads
+from outrider.engine.shipped import shipped_named
 
 MODEL_FREE = ("ngram", "suffix")
 ARCHITECTURES = {"Eagle3": "eagle3", "DSpark": "dspark", "DFlash": "dflash"}
@@ -38,7 +37,7 @@ def possible_drafters(target: str, draft_model: str | None, named: Seq[str]) -> 
         found.append((head or "draft_model", f"{draft_model} was given"))
         found.append(("cascade", f"suffix, and {head or 'draft_model'} where suffix expects too little"))
         return _of(found)
-    shipped = [h for h in shipped_heads() if target == h.model or same_model(h.card.target or "", target)]
+    shipped = shipped_named(target)
     found += [(head.drafter, f"{head.name} comes with the package") for head in shipped]
     if shipped:
         found.append(("cascade", "suffix, and a head where suffix expects too little"))

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
+from outrider.bench.summary import ALL
 from outrider.control.cost_model import CostModel
 from outrider.sim.theory import Cost, chain_break_even
 from outrider.tune.record import Record
 from outrider.tune.replay import NO_DRAFTER, Replayed, Round, replay, rounds
-
-ALL = "all"
 
 
 @dataclass(frozen=True, slots=True)

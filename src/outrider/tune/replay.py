@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from outrider.control.cost_model import CostModel
+from outrider.control.cost_model import CostModel, draft_steps
 from outrider.core.stats import SpecStats
 from outrider.tune.record import Answer
 
@@ -33,9 +33,8 @@ class Round:
 
     @property
     def steps(self) -> int:
-        """Of the draft. One that is shorter than was asked for ended at a step more, which found that it was not sure
-        enough."""
-        return min(self.asked, self.drafted + 1)
+        """Of the draft."""
+        return draft_steps(self.asked, self.drafted)
 
 
 def rounds(answer: Answer, drafter: str, k: int) -> Iterator[Round]:

@@ -11,7 +11,7 @@ from outrider.bench.interval import Interval
 from outrider.bench.lanes import Lane
 from outrider.bench.measure import Measured, bench
 from outrider.bench.peer import Peer
-from outrider.bench.summary import LaneSummary, between, summarise
+from outrider.bench.summary import ALL, LaneSummary, between, summarise
 from outrider.bench.tables import summary_notes
 from outrider.control.cost_model import CostModel
 from outrider.core.types import SamplingParams
@@ -71,7 +71,7 @@ class Tuned:
         said = [*self.share.notes, *_far(self.checks)]
         for name, why in self.first.record.failed.items():
             said.append(f"drafter {name} failed and was left out: {why}")
-        silent = [p.drafter for p in self.profiles[0] if p.category == "all" and not any(p.by_position)]
+        silent = [p.drafter for p in self.profiles[0] if p.category == ALL and not any(p.by_position)]
         said += [f"drafter {name}: not one draft token would have been kept" for name in silent]
         return said + (self.measured.notes if self.measured else []) + summary_notes(self.summaries)
 
