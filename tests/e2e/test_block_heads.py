@@ -118,7 +118,7 @@ def test_a_head_of_another_target_or_kind_is_refused(folders: dict[str, Path], n
     anyway = {name: {"other_target": True}}
     with pytest.raises(PairingError, match=r"reads the outputs of the layers \[0, 1, 2\], and .* has 2 layers"):
         LLM(str(folders["shallow"]), drafter=name, draft_model=head, dtype="float32", drafter_options=anyway)
-    with pytest.raises(PairingError, match=f"use the drafter {name}"):
+    with pytest.raises(PairingError, match=f"is a draft head of {name}, and {other} cannot use it: name {name}"):
         LLM(str(folders["target"]), drafter=other, draft_model=head, dtype="float32")
     with pytest.raises(ConfigError, match="read different things from one draft_model"):
         LLM(str(folders["target"]), drafter=[name, "draft_model"], draft_model=head)

@@ -224,3 +224,14 @@ def test_a_layer_that_transformers_does_not_hand_out_is_refused_at_once(tmp_path
     target = TransformersModel.from_folder(tmp_path)
     with pytest.raises(PairingError, match=r"reads the output of layer 3 and .* hands out those of layers 0 to 2 of 4"):
         Eagle3Drafter(target=target, head=random_head(vocab=VOCAB, layer_ids=(1, 2, 4)))
+
+
+def test_a_head_says_itself_what_drafts_with_it(folders: dict[str, Path]) -> None:
+    """Alone, and at the end of a cascade; drafters that cannot use it are named."""
+    target, head = str(folders["target"]), str(folders["head"])
+    assert LLM(target, draft_model=head, dtype="float32").engine.method == "eagle3"
+    cascade = LLM(target, drafter="cascade", draft_model=head, dtype="float32")
+    assert [d.name for d in cascade.engine.router.drafters["cascade"].drafters] == ["suffix", "eagle3"]
+    for names, wrong in (("ngram", "ngram"), (["ngram", "suffix"], "ngram, suffix"), (["eagle3", "dspark"], "dspark")):
+        with pytest.raises(PairingError, match=f"is a draft head of eagle3, and {wrong} cannot use it: name eagle3"):
+            LLM(target, drafter=names, draft_model=head)

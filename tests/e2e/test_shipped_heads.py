@@ -313,7 +313,7 @@ def test_a_card_of_another_head_is_refused(load: Callable[..., LLM], heads: Path
     sound, fields = card.read_text(), json.loads(config.read_text())
     given: dict[str, Any] = {"drafter": "dspark", "draft_model": str(heads / "dspark")}
     change_card(heads / "dspark", drafter="eagle3")
-    with pytest.raises(PairingError, match=r"says that it is a head of eagle3, and it was asked for as one of dspark"):
+    with pytest.raises(PairingError, match=r"is a draft head of eagle3, and dspark cannot use it: name eagle3"):
         load(**given)
     card.write_text(sound)
     for key, other in (("target", "qwen"), ("vocabulary_sha256", "ab" * 32)):

@@ -31,8 +31,17 @@ from tests.tiny_folder import broken_model, write_tiny_model
 KINDS = tuple(RECIPES)
 SMALL = [
     "--max-tokens", "24", "--batch", "4", "--batch-tokens", "256", "--epochs", "2", "--draft-vocab", "0",
-    "--anchors", "4", "--block-size", "3", "--markov-rank", "32", "--steps", "2", "--temperatures", "0,1",
+    "--temperatures", "0,1",
 ]  # fmt: skip
+STEPS, BLOCKS = ["--steps", "2"], ["--anchors", "4", "--block-size", "3"]
+OF_KIND = {
+    "eagle3": STEPS,
+    "mtp": STEPS,
+    "medusa": STEPS,
+    "dflash": BLOCKS,
+    "dspark": [*BLOCKS, "--markov-rank", "32"],
+    "draft_model": [],
+}
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +62,7 @@ def command(world: dict[str, Path], kind: str, out: Path, *more: str) -> list[st
     if kind == "draft_model":
         more = ("--draft-model", str(world["draft"]), *more)
     given = {"--model": world["target"], "--prompts": world["prompts"], "--data": world["root"] / "data", "--out": out}
-    return ["train", kind, *(str(part) for pair in given.items() for part in pair), *SMALL, *more]
+    return ["train", kind, *(str(part) for pair in given.items() for part in pair), *SMALL, *OF_KIND[kind], *more]
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -292,12 +301,13 @@ def test_the_last_lines_say_what_the_head_is_worth(
     said: list[str],
 ) -> None:
     kind, out = trained
-    left = [*lengths, 1.0, 1.0]
+    left = [*lengths, 1.0, 1.0, 1.0]
 
     def serve(*_: object, **__: object) -> Served:
         return Served(10, 10, 10, 5, left.pop(0), [0.5])
 
     monkeypatch.setattr(finish_module, "serve", serve)
+    monkeypatch.setattr(finish_module, "ENOUGH_PROMPTS", 1)
     assert main(command(world, kind, out, "--json")) == 0
     printed, err = capsys.readouterr()
     verdict = json.loads(printed)["verdict"]
@@ -310,6 +320,35 @@ def test_the_last_lines_say_what_the_head_is_worth(
         other = "serve it with --draft-dtype bfloat16"
         remedy = "train with a larger --rounded, or serve it with --draft-dtype int8"
         assert verdict[1].endswith(other if kind == "draft_model" else remedy)
+
+
+def test_few_held_out_prompts_tell_little() -> None:
+    """Neither what packing lost is said, nor is it hidden how few they were."""
+    trained, served = (Served(10, 10, 10, 5, length, [0.5]) for length in (2.0, 1.5))
+    said = finish_module.verdict(trained, served, 3, rounds=True)
+    assert "on 3 held-out prompt(s)" in said[0]
+    assert said[1:] == [
+        "3 held-out prompt(s) are too few to tell much: one conversation in 50 is held out, so 200 (--conversations) "
+        "give 4"
+    ]
+    assert "packing the weights for serving lost 25%" in finish_module.verdict(trained, served, 4, rounds=True)[1]
+
+
+@pytest.mark.parametrize(
+    ("kind", "option", "value", "kinds"),
+    [
+        ("eagle3", "--depth", "3", "dflash, dspark, medusa"),
+        ("mtp", "--anchors", "9", "dflash, dspark"),
+        ("dflash", "--markov-rank", "64", "dspark"),
+        ("dspark", "--steps", "3", "eagle3, mtp, medusa"),
+        ("medusa", "--tv", "0.5", "eagle3, mtp"),
+    ],
+)
+def test_an_option_of_another_kind_of_head_is_refused(
+    world: dict[str, Path], capsys: pytest.CaptureFixture[str], kind: str, option: str, value: str, kinds: str
+) -> None:
+    assert main([*command(world, kind, world["root"] / "other"), option, value, "--dry-run"]) == 2
+    assert f"is not for {kind}: it is for {kinds}; leave it out" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -331,6 +370,8 @@ def test_the_last_lines_say_what_the_head_is_worth(
         (["--markov-rank", "65537"], "markov_rank = 65537 is not allowed: give an integer from 1 to 65536"),
         (["--steps", "65"], "steps = 65 is not allowed: give an integer from 1 to 64"),
         (["--anchors", "0"], "anchors = 0 is not allowed"),
+        (["--batch", "0"], "batch = 0 is not allowed"),
+        (["--out", __file__], "is a file: give a folder"),
         (
             ["--seed", "9" * 23],
             "seed = 99999999999999999999999 is not allowed: give an integer from 0 to 9223372036854",

@@ -103,6 +103,25 @@ def falls(baseline: ResultFile, summaries: Seq[LaneSummary], allowed: Allowed) -
     return found
 
 
+def sentence(baseline: ResultFile, summaries: Seq[LaneSummary], allowed: Allowed) -> str:
+    """Of a run in which nothing fell: how near to its limits each lane came."""
+    parts = []
+    for s in summaries:
+        if s.category != ALL or s.lane not in baseline.drafting():
+            continue
+        then, speed = baseline.figures(s.lane), s.speedup.by_prompt.median if s.speedup else None
+        near = []
+        if then.acceptance_length:
+            near.append(f"acceptance length {s.stats.acceptance_length / then.acceptance_length:.3f}")
+        if speed is not None and then.speedup:
+            near.append(f"speed {speed / then.speedup:.3f}")
+        parts.append(f"{s.lane} has of it {' and '.join(near)}" if near else f"{s.lane} has nothing to compare")
+    return (
+        f"none of {len(parts)} lane(s) fell: {'; '.join(parts)} (at least {allowed.acceptance_ratio:g} and "
+        f"{allowed.speed_ratio:g} are allowed)"
+    )
+
+
 def _sentence(lane: str, figure: str, now: float | None, before: float, least: float, unit: str) -> str:
     option = "--min-speed-ratio" if figure == "speed" else "--min-acceptance-ratio"
     limit = f"at least {least:g} of it is allowed ({option}), that is {least * before:.3f}{unit}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,26 +10,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from outrider.drafters.block_files import read_block
 from outrider.drafters.block_net import BlockConfig, BlockNet
-from outrider.drafters.eagle3_files import read_eagle3
 from outrider.drafters.head_kernels import choose_dtype
+from outrider.drafters.head_kinds import READERS
 from outrider.drafters.head_layer import BLOCKS
-from outrider.drafters.medusa_files import read_medusa
 from outrider.drafters.medusa_net import MedusaConfig
-from outrider.drafters.mtp_files import read_mtp
 from outrider.drafters.token_rows import KEPT, RECENT
 from outrider.errors import ConfigError
 from outrider.kernels import can_encode
 from outrider.models.footprint import packed_nbytes
 
-READERS: dict[str, Callable[[Path], Any]] = {
-    "eagle3": read_eagle3,
-    "mtp": read_mtp,
-    "medusa": read_medusa,
-    "dflash": read_block,
-    "dspark": read_block,
-}
 FLOAT_NBYTES = 4
 
 

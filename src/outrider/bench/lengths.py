@@ -6,6 +6,7 @@ from collections.abc import Sequence as Seq
 
 from outrider.core.types import TargetIdentity
 from outrider.drafters.head_card import read_card
+from outrider.drafters.head_kinds import kind_of_head
 from outrider.engine.choosing import choose_k
 from outrider.engine.opening import OpenedHead, needs_of
 from outrider.engine.shipped import shipped_named
@@ -25,8 +26,10 @@ def _shipped(target: str) -> dict[str, OpenedHead]:
 
 
 def _given(drafters: Seq[str], target: str, draft_model: str) -> dict[str, OpenedHead]:
-    """The head that was named, for the drafters that need one."""
+    """The head that was named, for the drafters that need one, and as the end of a cascade."""
     riders = [name for name in drafters if "head" in needs_of(name)]
+    if (kind := kind_of_head(draft_model)) is not None and kind not in riders:
+        riders.append(kind)
     if not riders:
         return {}
     try:

@@ -12,7 +12,7 @@ from outrider.control.fixed import check_k
 from outrider.core.step import PREFILL_CHUNK
 from outrider.core.types import TargetIdentity
 from outrider.engine.opening import identify, missing_draft, needs_of
-from outrider.engine.shipped import ShippedHead, default_drafter, preferred, shipped_for
+from outrider.engine.shipped import ShippedHead, default_drafter, last_of_cascade, shipped_for
 from outrider.errors import ConfigError, ModelFileError
 from outrider.models.decoder import Decoder
 from outrider.models.footprint import sized_decoder
@@ -123,7 +123,7 @@ def shipped_head(target: Model, drafter: str | None, k: int) -> ShippedHead | No
     needs = needs_of(drafter)
     if "head" in needs and drafter not in heads:
         raise ConfigError(missing_draft(drafter))
-    name = preferred(heads) if "drafters" in needs else drafter
+    name = last_of_cascade(heads) if "drafters" in needs else drafter
     return heads.get(name) if name is not None else None
 
 

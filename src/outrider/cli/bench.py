@@ -283,14 +283,16 @@ class _Gate:
         require_same_settings(self.baseline, {"form": form(raw)})
 
     def judge(self, summaries: list[LaneSummary], about: dict[str, object]) -> dict[str, object]:
-        """What fell, a line each on stderr, and as JSON."""
-        from outrider.bench.baseline import falls, unchecked
+        """What fell, a line each on stderr, or that nothing did; and as JSON."""
+        from outrider.bench.baseline import falls, sentence, unchecked
         from outrider.bench.lanes import PLAIN
 
         found = falls(self.baseline, summaries, self.allowed)
         lanes = list(dict.fromkeys(s.lane for s in summaries if s.lane != PLAIN))
         notes = unchecked(self.baseline, lanes, about)
-        for line in [*(f"note: {note}" for note in notes), *(f"outrider: bench: {fall.sentence}" for fall in found)]:
+        held = [] if found else [f"baseline: {sentence(self.baseline, summaries, self.allowed)}"]
+        lines = [*(f"note: {note}" for note in notes), *(f"outrider: bench: {fall.sentence}" for fall in found), *held]
+        for line in lines:
             print(line, file=sys.stderr, flush=True)
         return {
             "file": str(self.baseline.path),

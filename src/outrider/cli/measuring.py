@@ -69,13 +69,13 @@ class Setup:
         each drafter takes its usual one. Raises UserError."""
         from outrider.bench.lanes import parse_ks
         from outrider.bench.lengths import usual_ks
+        from outrider.engine.choosing import asked_for
 
         names = common.split_names(drafter or [])
-        default = ["ngram", "suffix", *(["draft_model"] if options["draft_model"] else [])]
         common.check_drafters(names)
-        names = names or default
         target, draft_model = str(options["target"]), options["draft_model"]
         given = None if draft_model is None else str(draft_model)
+        names = names or ["ngram", "suffix", *asked_for(None, given)]
         return cls(
             drafters=names,
             ks=dict.fromkeys(names, parse_ks(",".join(k))) if k else usual_ks(names, target, given),
@@ -142,7 +142,7 @@ class Setup:
             max(self.every_k),
             dtype=self.dtype,
             draft_dtype=self.draft_dtype,
-            has_draft=self.draft_model is not None,
+            draft_model=self.draft_model,
             min_confidence=self.min_confidence,
         )
 

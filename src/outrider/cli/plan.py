@@ -81,14 +81,16 @@ def plan(
 def _rides(drafter: str | None, draft_model: str | None, dtype: str, draft_dtype: str) -> str | None:
     """The drafter whose head --draft-model is; None where it is no head. Raises ConfigError for an unknown drafter or
     dtype, or a drafter that lacks its model."""
+    from outrider.drafters.head_kinds import kind_of_head
     from outrider.engine.choosing import asked_for, check_options
     from outrider.engine.opening import needs_of
 
-    has_draft = draft_model is not None
-    names = asked_for(drafter, has_draft=has_draft)
+    names = asked_for(drafter, draft_model)
     common.check_drafters(names)
-    check_options(names, "auto", None, None, dtype=dtype, draft_dtype=draft_dtype, has_draft=has_draft)
-    return next((name for name in names if has_draft and "head" in needs_of(name)), None)
+    check_options(names, "auto", None, None, dtype=dtype, draft_dtype=draft_dtype, draft_model=draft_model)
+    if draft_model is None:
+        return None
+    return kind_of_head(draft_model) or next((name for name in names if "head" in needs_of(name)), None)
 
 
 def _resolved(name: str, offline: bool, quiet: bool) -> Path:

@@ -95,6 +95,8 @@ def summary(stats: SpecStats, per_second: float, plain: Timings | None = None) -
     if plain is not None:
         base = plain.predicted_per_second
         ratio = f", {per_second / base:.2f} x" if base else ""
+        if base and per_second / base > stats.acceptance_length:
+            ratio += ": more than its tokens a pass can give, so the machine was disturbed"
         speed += f" (plain {base:.1f} tok/s{ratio})"
     passes = f"{stats.rounds} target passes"
     if not stats.drafted:

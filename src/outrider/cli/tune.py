@@ -164,6 +164,8 @@ class _Tune:
         from outrider.tune.estimate import estimate
 
         self.setup.check()
+        if self.out.exists() and not self.out.is_dir():
+            raise ConfigError(f"--out {self.out} is a file: give a folder, or a name that is free")
         found = estimate(self.setup.models, self.wanted, self.setup.read_prompts(), self.params.max_tokens or 1)
         if self.json:
             common.print_json(found.to_json())

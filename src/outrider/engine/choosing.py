@@ -12,23 +12,31 @@ from outrider.core.protocols import Drafter
 from outrider.core.registry import verifier_class
 from outrider.core.types import Decision
 from outrider.drafters.chain import ChainDrafter
+from outrider.drafters.head_kinds import READERS, kind_of_head
 from outrider.drafters.head_layer import PACKED_DTYPES
 from outrider.engine.opening import OpenedHead, missing_draft, needs_of
-from outrider.engine.shipped import default_drafter, preferred, shipped_heads
-from outrider.errors import ConfigError
+from outrider.engine.shipped import default_drafter, last_of_cascade, shipped_heads
+from outrider.errors import ConfigError, PairingError
 from outrider.models.load import DTYPES, require_dtype
 
 DEFAULT_K = 5
 
 
-def asked_for(drafter: str | Seq[str] | None, *, has_draft: bool) -> list[str]:
-    """The drafters that were asked for, by name or with a draft model; none: the target decides."""
+def asked_for(drafter: str | Seq[str] | None, draft_model: str | None) -> list[str]:
+    """The drafters that were asked for, by name or with a draft model or head; none: the target decides."""
     if drafter is None:
-        return ["draft_model"] if has_draft else []
+        return [] if draft_model is None else [kind_of_head(draft_model) or "draft_model"]
     names = [drafter] if isinstance(drafter, str) else list(drafter)
     if not names:
         raise ConfigError("no drafter was named: give at least one, or 'none'")
     return list(dict.fromkeys(names))
+
+
+def is_head(draft_model: str | None, names: Seq[str]) -> bool:
+    """Whether what was given is a draft head: it says so, or a drafter that needs one was named."""
+    if draft_model is None:
+        return False
+    return kind_of_head(draft_model) is not None or any("head" in needs_of(name) for name in names)
 
 
 def check_options(
@@ -39,7 +47,7 @@ def check_options(
     *,
     dtype: str,
     draft_dtype: str,
-    has_draft: bool,
+    draft_model: str | None,
     min_confidence: float | None = None,
 ) -> None:
     """What can be refused before a model is loaded is."""
@@ -55,10 +63,12 @@ def check_options(
         )
     if rule != "auto":
         verifier_class(rule)
-    for name in [] if has_draft else names:
+    for name in names if draft_model is None else []:
         comes = "head" in needs_of(name) and any(head.drafter == name for head in shipped_heads())
         if needs_of(name) & {"model", "head"} and not comes:
             raise ConfigError(missing_draft(name))
+    if draft_model is not None and (kind := kind_of_head(draft_model)) is not None:
+        _require_rider(names, draft_model, kind)
     heads, drafts = ([name for name in names if need in needs_of(name)] for need in ("head", "model"))
     if heads and drafts:
         raise ConfigError(
@@ -66,7 +76,8 @@ def check_options(
             "name one of them"
         )
     require_dtype(dtype)
-    _require_draft_dtype(draft_dtype, head=bool(heads), model=has_draft and not heads)
+    rides = is_head(draft_model, names)
+    _require_draft_dtype(draft_dtype, head=rides or bool(heads), model=draft_model is not None and not rides)
 
 
 def _require_draft_dtype(dtype: str, *, head: bool, model: bool) -> None:
@@ -93,10 +104,21 @@ def choose_k(k: int | None, drafter: str, heads: Mapping[str, OpenedHead]) -> tu
     """A cascade drafts as many as the head at its end."""
     if k is not None:
         return k, Decision("k", str(k), "draft tokens a round" if k else "speculation is off: K = 0 was asked for")
-    head = heads.get(preferred(heads) or drafter) if "drafters" in needs_of(drafter) else heads.get(drafter)
+    head = heads.get(last_of_cascade(heads) or drafter) if "drafters" in needs_of(drafter) else heads.get(drafter)
     if head is not None and head.card is not None and head.card.k is not None:
         return head.card.k, Decision("k", str(head.card.k), f"draft tokens a round, as the card of {head.name} says")
     return DEFAULT_K, Decision("k", str(DEFAULT_K), "draft tokens a round")
+
+
+def _require_rider(names: Seq[str], head: str, kind: str) -> None:
+    """Raises PairingError for drafters that ride on heads of another kind, and where none can use it."""
+    wrong = [name for name in names if name in READERS and name != kind]
+    usable = [name for name in names if needs_of(name) & {"head", "drafters"} and name not in wrong]
+    if wrong or not usable:
+        raise PairingError(
+            f"{head} is a draft head of {kind}, and {', '.join(wrong or names)} cannot use it: name {kind} "
+            f"(--drafter {kind}), or give another --draft-model"
+        )
 
 
 def plan_drafts(asked: float | None, drafters: Iterable[Drafter], heads: Mapping[str, OpenedHead]) -> list[Decision]:

@@ -19,7 +19,7 @@ from outrider.core.protocols import Controller
 from outrider.core.registry import controller_class
 from outrider.core.types import Decision
 from outrider.engine.opening import DraftOptions, OpenedHead, needs_of
-from outrider.engine.shipped import preferred
+from outrider.engine.shipped import last_of_cascade
 from outrider.errors import ConfigError
 from outrider.kernels.dispatch import load_extension
 from outrider.models.load import LoadedModel
@@ -87,7 +87,7 @@ def build_governor(
         )
     alphas = {}
     for name in identities:
-        head = heads.get(name) if "drafters" not in needs_of(name) else heads.get(preferred(heads) or "")
+        head = heads.get(name) if "drafters" not in needs_of(name) else heads.get(last_of_cascade(heads) or "")
         if head is not None and head.card is not None:
             alphas[name] = alpha_of(head.card.test.acceptance_length, head.card.test.k)
     drafters = [*identities, *(name for name in ("prediction",) if name in kept.costs.drafters)]

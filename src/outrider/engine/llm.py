@@ -24,13 +24,14 @@ from outrider.engine.choosing import (
     choose_drafters,
     choose_k,
     choose_most,
+    is_head,
     may_ride,
     plan_drafts,
 )
 from outrider.engine.engine import Engine, require_judgeable, resolve_rule
 from outrider.engine.head_test import try_head
 from outrider.engine.kept_costs import build_governor, drafter_identities
-from outrider.engine.opening import DraftOptions, OpenedHead, build_drafter, find_heads, needs_of, open_model
+from outrider.engine.opening import DraftOptions, OpenedHead, build_drafter, find_heads, open_model
 from outrider.engine.plan import plan_of, plan_rule, warnings_of
 from outrider.engine.request import Request, Result, Speculation, TokenEvent
 from outrider.errors import ConfigError, RequestError
@@ -98,8 +99,7 @@ class LLM:
         progress: Progress | None = None,
         on_load: Callable[[str], None] | None = None,
     ) -> None:
-        has_draft = draft_model is not None
-        asked = asked_for(drafter, has_draft=has_draft)
+        asked = asked_for(drafter, draft_model)
         controller_class(controller)
         check_options(
             asked,
@@ -108,10 +108,10 @@ class LLM:
             k,
             dtype=dtype,
             draft_dtype=draft_dtype,
-            has_draft=has_draft,
+            draft_model=draft_model,
             min_confidence=min_confidence,
         )
-        rides = draft_model is not None and any("head" in needs_of(name) for name in asked)
+        rides = is_head(draft_model, asked)
         opening = partial(open_model, offline=offline, progress=progress, on_load=on_load)
         target = opening(model, dtype=dtype, device=device)
         draft = None

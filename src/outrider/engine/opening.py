@@ -12,7 +12,8 @@ from outrider.core.registry import drafter_class, drafter_names
 from outrider.core.types import Decision, TargetIdentity
 from outrider.drafters.chain import ChainDrafter
 from outrider.drafters.head_card import CARD, HeadCard, read_card
-from outrider.engine.shipped import ShippedHead, preferred, shipped_for, shipped_heads
+from outrider.drafters.head_kinds import kind_of_head
+from outrider.engine.shipped import ShippedHead, last_of_cascade, shipped_for, shipped_heads
 from outrider.errors import ConfigError, ModelFileError
 from outrider.models.decoder import Decoder
 from outrider.models.device import require_device
@@ -91,7 +92,11 @@ def find_heads(
         return {name: OpenedHead.of_package(head, identity, dtype) for name, head in shipped_for(identity).items()}
     path = resolve(given, offline=offline, progress=progress)
     head = OpenedHead(given, path, read_card(path), identity, dtype, f"read from {path.name}")
-    return {name: head for name in names if "head" in needs_of(name)}
+    names, kind = list(names), kind_of_head(path)
+    riders = [name for name in names if "head" in needs_of(name)]
+    if kind is not None and any("drafters" in needs_of(name) for name in names):
+        riders.append(kind)
+    return dict.fromkeys(riders, head)
 
 
 def identity_of(target: LoadedModel) -> TargetIdentity:
@@ -146,7 +151,7 @@ def build_drafter(
     if "target" in needs:
         given["target"] = target
     if "drafters" in needs:
-        behind = "draft_model" if draft is not None else preferred(heads or {}) or "ngram"
+        behind = "draft_model" if draft is not None else last_of_cascade(heads or {}) or "ngram"
         members = given.pop("members", None) or {"suffix": {}, behind: {}}
         if not isinstance(members, Mapping):
             raise ConfigError(f"cascade: members = {members!r} is not allowed: give options by drafter name, in order")

@@ -6,7 +6,7 @@ target a head was trained for; a folder without one is not offered.
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -75,6 +75,12 @@ def shipped_named(target: str) -> list[ShippedHead]:
 def preferred(heads: Container[str]) -> str | None:
     """Of drafters that have heads, the one that drafts by default."""
     return next((name for name in PREFERRED if name in heads), None)
+
+
+def last_of_cascade(heads: Iterable[str]) -> str | None:
+    """Of drafters that have heads, the one at the end of a cascade."""
+    names = list(heads)
+    return preferred(names) or next(iter(names), None)
 
 
 def default_drafter(heads: Mapping[str, HasCard], k: int | None) -> Decision:

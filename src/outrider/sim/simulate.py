@@ -61,7 +61,8 @@ def check_size(workload: Workload, k: int, tokens: int) -> None:
     if k > workload.most_k:
         raise ConfigError(
             f"K = {k} is not allowed with acceptance {workload.label!r}, which is known for {workload.most_k} "
-            f"positions: give K from 0 to {workload.most_k}"
+            f"positions: give K from 0 to {workload.most_k}, or leave --k out (of a recording, further positions were "
+            "never reached: record more prompts)"
         )
     if not 1 <= tokens <= MOST_TOKENS:
         raise ConfigError(f"{tokens} tokens are not allowed: give an integer from 1 to {MOST_TOKENS}")

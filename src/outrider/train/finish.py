@@ -10,6 +10,7 @@ from outrider.core.json_file import JsonObject
 from outrider.core.registry import drafter_class
 from outrider.drafters.head_card import CardTest, write_card
 from outrider.train.evaluate import Served, held_out_prompts, serve
+from outrider.train.lessons import HELD_OUT_EVERY
 from outrider.train.run import HEAD, RUN, TrainRun
 from outrider.train.shards import read_shards
 from outrider.train.trainer import Trainer
@@ -21,6 +22,8 @@ TEST_PROMPTS = 3
 TEST_ANSWER = 24
 LEAST_LENGTH = 1.2
 """Tokens a pass, greedy, below which a head brings next to nothing: 1 is plain decoding."""
+ENOUGH_PROMPTS = 4
+"""Below so many held-out prompts a few tokens decide."""
 MOST_LOSS = 0.03
 """Of the acceptance length, what packing may cost."""
 
@@ -36,11 +39,11 @@ class Finished:
     verdict: list[str]
 
 
-def verdict(trained: Served, served: Served, *, rounds: bool) -> list[str]:
-    """What the head is worth, by the greedy trials; and where packing lost too much, that. `rounds`: whether it can
-    learn with rounded weights."""
+def verdict(trained: Served, served: Served, prompts: int, *, rounds: bool) -> list[str]:
+    """What the head is worth, by the greedy trials on so many held-out prompts; and where packing lost too much, that.
+    `rounds`: whether it can learn with rounded weights."""
     now, before = served.acceptance_length, trained.acceptance_length
-    told = f"{now:.2f} tokens a pass as served, greedy, where plain decoding has 1"
+    told = f"{now:.2f} tokens a pass as served, greedy, on {prompts} held-out prompt(s), where plain decoding has 1"
     if now < LEAST_LENGTH:
         said = [
             f"this head brings next to nothing: {told}. Give it more conversations (--conversations), more epochs "
@@ -48,7 +51,12 @@ def verdict(trained: Served, served: Served, *, rounds: bool) -> list[str]:
         ]
     else:
         said = [f"this head drafts: {told}. Tokens a pass are not yet speed: measure it with outrider bench"]
-    if now < before * (1 - MOST_LOSS):
+    if prompts < ENOUGH_PROMPTS:
+        said.append(
+            f"{prompts} held-out prompt(s) are too few to tell much: one conversation in {HELD_OUT_EVERY} is held out, "
+            f"so {ENOUGH_PROMPTS * HELD_OUT_EVERY} (--conversations) give {ENOUGH_PROMPTS}"
+        )
+    elif now < before * (1 - MOST_LOSS):
         remedy = "train with a larger --rounded, or serve it with --draft-dtype int8"
         if not rounds:
             remedy = "serve it with --draft-dtype bfloat16"
@@ -106,4 +114,4 @@ def finish(run: TrainRun, trainer: Trainer, on_served: OnServed, layout: str | N
     }
     told = CardTest(tuple(tuple(p) for p in test_prompts), TEST_ANSWER, settings.k, test.acceptance_length)
     write_card(folder, card, told)
-    return Finished(folder, verdict(trained, greedy, rounds=bool(trainer.head.packed)))
+    return Finished(folder, verdict(trained, greedy, len(prompts), rounds=bool(trainer.head.packed)))

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 import torch
 from torch import Tensor, nn
@@ -82,6 +83,31 @@ class HeadSettings:
         if self.markov_head_type not in MARKOV_HEADS:
             raise ConfigError(
                 f"train: markov_head_type = {self.markov_head_type!r} is not allowed: give {' or '.join(MARKOV_HEADS)}"
+            )
+
+
+OF_KINDS = MappingProxyType(
+    {
+        "depth": ("dflash", "dspark", "medusa"),
+        "block_size": ("dflash", "dspark"),
+        "markov_rank": ("dspark",),
+        "markov_head_type": ("dspark",),
+        "anchors": ("dflash", "dspark"),
+        "steps": ("eagle3", "mtp", "medusa"),
+        "tv": ("eagle3", "mtp"),
+    }
+)
+"""Settings that not all kinds of heads have, and those that do."""
+
+
+def require_own(kind: str, settings: HeadSettings) -> None:
+    """Raises ConfigError for a setting that this kind of head does not have, unless it is the default."""
+    default = HeadSettings()
+    for name, kinds in OF_KINDS.items():
+        value = getattr(settings, name)
+        if kind not in kinds and value != getattr(default, name):
+            raise ConfigError(
+                f"train: {name} = {value!r} is not for {kind}: it is for {', '.join(kinds)}; leave it out"
             )
 
 

@@ -21,17 +21,18 @@ from torch import Tensor, nn
 
 from outrider.core.registry import unknown
 from outrider.drafters import eagle3_files, mtp_files
-from outrider.drafters.block_files import read_block, write_block
+from outrider.drafters.block_files import write_block
 from outrider.drafters.block_net import MARKOV_HEADS, BlockConfig, BlockNet
 from outrider.drafters.block_training import block_loss
-from outrider.drafters.eagle3_files import read_eagle3, write_eagle3
+from outrider.drafters.eagle3_files import write_eagle3
 from outrider.drafters.eagle3_net import Eagle3Config, Eagle3Net, training_time_test
 from outrider.drafters.head_fit import require_fit
+from outrider.drafters.head_kinds import READERS
 from outrider.drafters.head_layer import LayerShape
 from outrider.drafters.head_training import Lesson, Losses
-from outrider.drafters.medusa_files import read_medusa, write_medusa
+from outrider.drafters.medusa_files import write_medusa
 from outrider.drafters.medusa_net import MedusaConfig, MedusaNet, medusa_losses
-from outrider.drafters.mtp_files import read_mtp, write_mtp
+from outrider.drafters.mtp_files import write_mtp
 from outrider.drafters.mtp_net import MtpConfig, MtpNet, mtp_losses
 from outrider.drafters.reduced_vocab import ReducedVocab
 from outrider.errors import ConfigError
@@ -240,11 +241,6 @@ RECIPES: Mapping[str, Callable[[TargetParts, ReducedVocab, HeadSettings], Traine
         "dspark": partial(BlockInTraining, spark=True),
         "draft_model": DraftInTraining,
     }
-)
-
-
-READERS: Mapping[str, Callable[[str], Eagle3Net | MtpNet | MedusaNet | BlockNet]] = MappingProxyType(
-    {"eagle3": read_eagle3, "mtp": read_mtp, "medusa": read_medusa, "dflash": read_block, "dspark": read_block}
 )
 
 

@@ -32,7 +32,7 @@ from outrider.errors import ConfigError
 from outrider.models.decoder import Decoder
 from outrider.models.load import LoadedModel
 from outrider.train.harvest import OLDER_LACK, Harvester, HarvestSettings, manifest_of
-from outrider.train.heads import HeadSettings, TargetParts, TrainedHead
+from outrider.train.heads import HeadSettings, TargetParts, TrainedHead, require_own
 from outrider.train.lessons import HELD_OUT_EVERY, Lessons, frequent_tokens
 from outrider.train.recipes import RECIPES, start_from
 from outrider.train.shards import HARVEST, Shard, as_json, read_shards, require_manifest, write_manifest
@@ -61,6 +61,7 @@ class RunSettings:
     def __post_init__(self) -> None:
         check_k(self.k)
         require_int("train", "k", self.k, 1)
+        require_own(self.kind, self.head)
         if (self.kind == "draft_model") != bool(self.head.draft_model):
             raise ConfigError("train: --draft-model names the model that draft_model trains: give both, or neither")
         why = f", for one in {HELD_OUT_EVERY} is held out to try the head on (prompts are taken again and again)"
@@ -85,6 +86,9 @@ class TrainRun:
                 f"train: draft_vocab = {settings.head.draft_vocab} is not allowed: the target has "
                 f"{self.target.vocab_size} tokens; give 0 (all) or fewer"
             )
+        for option, given in (("--out", folder), ("--data", data)):
+            if given.exists() and not given.is_dir():
+                raise ConfigError(f"train: {option} {given} is a file: give a folder, or a name that is free")
         self.settings, self.folder, self.data = settings, folder, data
         self.identity = identity_of(opened)
         self._prompts = prompts

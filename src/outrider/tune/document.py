@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from outrider.bench.lanes import PLAIN
 from outrider.bench.measure import PEER
 from outrider.bench.summary import ALL, LaneSummary
 from outrider.core.types import Decision
@@ -128,7 +129,11 @@ def _lines(tuned: Tuned) -> Iterator[str]:
 def figures(tuned: Tuned) -> dict[str, float]:
     """What the verdict rests on, for the configuration."""
     about, paper = tuned.verdict.about, tuned.paper
-    found = {"ratio": tuned.verdict.ratio, "plain_tok_s": tuned.first.plain[ALL].tok_s}
+    predicted = tuned.first.plain[ALL].tok_s
+    plain = next((check.measured_tok_s for check in tuned.checks if check.lane == PLAIN), None)
+    found = {"ratio": tuned.verdict.ratio, "plain_tok_s": predicted if plain is None else plain}
+    if plain is not None:
+        found["predicted_plain_tok_s"] = predicted
     if about is not None and paper is not None:
         found |= {
             "predicted_ratio": about.ratio,
