@@ -62,7 +62,14 @@ def command(world: dict[str, Path], kind: str, out: Path, *more: str) -> list[st
     if kind == "draft_model":
         more = ("--draft-model", str(world["draft"]), *more)
     given = {"--model": world["target"], "--prompts": world["prompts"], "--data": world["root"] / "data", "--out": out}
-    return ["train", kind, *(str(part) for pair in given.items() for part in pair), *SMALL, *OF_KIND.get(kind, []), *more]
+    return [
+        "train",
+        kind,
+        *(str(part) for pair in given.items() for part in pair),
+        *SMALL,
+        *OF_KIND.get(kind, []),
+        *more,
+    ]
 
 
 @pytest.fixture(scope="module", params=KINDS)

@@ -16,11 +16,10 @@ from dataclasses import dataclass, field
 from outrider.control.acceptance import Acceptance, SharedAcceptance
 from outrider.control.cost_model import CostModel, draft_steps
 from outrider.control.fixed import check_k
-from outrider.core.types import Sequence, Switch
+from outrider.core.types import NO_DRAFTER, Sequence, Switch
 
 DEFAULT_MOST = 8
 """The most draft tokens a round where nothing else was asked for."""
-NO_DRAFTER = "none"
 MARGIN = 0.02
 """Another drafter, or none, takes over when it is this much faster; another K of the same drafter for less."""
 MARGIN_K = 0.005

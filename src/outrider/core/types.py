@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 GREEDY_BELOW = 1e-5
 """Temperatures under this are greedy decoding: dividing logits by them would overflow."""
+NO_DRAFTER = "none"
+"""The drafter of plain steps."""
 MAX_K = 64
 """A longer draft costs more to check than any text repays, and a pass over it more memory than a pass should."""
 

@@ -1,7 +1,7 @@
 """What the files of heads have in common that draft token by token: sizes, vocabularies, and what is shared.
 
-A file without `embed_tokens` or `lm_head` shares the target's. What a head
-was trained for is kept under the key "outrider", which other readers pass over.
+A file without `embed_tokens` or `lm_head` shares the target's. What a head was trained for is kept under the key
+"outrider", which other readers pass over.
 """
 
 from __future__ import annotations

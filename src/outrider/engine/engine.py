@@ -15,7 +15,7 @@ from outrider.core.rng import CounterRng, RecordingRng
 from outrider.core.stats import SpecStats
 from outrider.core.step import Decided, SeqRound, prefill, spec_step
 from outrider.core.trace import StepTrace, trace_of
-from outrider.core.types import Sequence, Switch
+from outrider.core.types import NO_DRAFTER, Sequence, Switch
 from outrider.engine.commit import Transcript
 from outrider.engine.constraint import ConstraintFactory
 from outrider.engine.request import Request, Result, Timings, TokenEvent
@@ -52,7 +52,7 @@ class Engine:
         drafters: dict[str, Drafter],
         controller: Controller,
         *,
-        method: str = "none",
+        method: str = NO_DRAFTER,
         rule: str = "auto",
         tokenizer: Tokenizer | None = None,
         stop_ids: frozenset[int] = frozenset(),
@@ -177,7 +177,7 @@ class Engine:
         """The request's drafter, and behind it those that a governor may switch to."""
         if self._governor is None or request.speculation.method is not None:
             return [method]
-        passed_over = {method, "none"} | (set() if request.prediction is not None else {"prediction"})
+        passed_over = {method, NO_DRAFTER} | (set() if request.prediction is not None else {"prediction"})
         others = {name: drafter for name, drafter in self.router.drafters.items() if name not in passed_over}
         return [method, *(n for n, other in others.items() if not unjudgeable(n, other, rule, self.target))]
 

@@ -16,7 +16,7 @@ from outrider import kernels
 from outrider.core.protocols import Controller, Drafter, LanguageModel
 from outrider.core.registry import controller_class, verifier_class
 from outrider.core.trace import StepTrace
-from outrider.core.types import Decision, SamplingParams
+from outrider.core.types import NO_DRAFTER, Decision, SamplingParams
 from outrider.engine.choosing import (
     DEFAULT_K,
     asked_for,
@@ -147,7 +147,7 @@ class LLM:
         for warning in self.warnings:
             log.warning("%s", warning)
         self._identify: Callable[[], dict[str, str]] | None = partial(
-            drafter_identities, [name for name in names if name != "none"], draft, heads, drafter_options
+            drafter_identities, [name for name in names if name != NO_DRAFTER], draft, heads, drafter_options
         )
         told = {"--draft-model": draft_model, "--dtype": dtype, "--draft-dtype": draft_dtype, "--threads": threads}
         decides = self._governor(target, heads, told) if governed else controller_class("fixed")(self.k)
@@ -210,8 +210,8 @@ class LLM:
         max_batch: int,
         on_trace: Callable[[StepTrace], None] | None,
     ) -> None:
-        method = next(iter(drafters), "none")
-        for name in ("none", "prediction"):
+        method = next(iter(drafters), NO_DRAFTER)
+        for name in (NO_DRAFTER, "prediction"):
             drafters.setdefault(name, build_drafter(name, target, None))
         if rule != "greedy":
             judge = verifier_class(resolve_rule(rule, greedy=False))()

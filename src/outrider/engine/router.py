@@ -13,7 +13,7 @@ from collections.abc import Sequence as Seq
 from outrider.core.draft import Draft, DraftLaw, SeqDraft
 from outrider.core.protocols import Committed, Drafter
 from outrider.core.rng import Rng
-from outrider.core.types import Sequence
+from outrider.core.types import NO_DRAFTER, Sequence
 
 log = logging.getLogger("outrider")
 
@@ -43,7 +43,7 @@ class DrafterRouter:
 
     def method(self, seq: Sequence) -> str:
         """The first of a sequence's drafters; "none" once all have failed."""
-        return next(iter(self._methods.get(seq.id, ())), "none")
+        return next(iter(self._methods.get(seq.id, ())), NO_DRAFTER)
 
     def open(self, seq: Sequence) -> None:
         for name, drafter in self._drafters(seq):
@@ -92,7 +92,7 @@ class DrafterRouter:
         if self._pick is None:
             return self.method(seq)
         picked = self._pick(seq)
-        return picked if picked in self._methods.get(seq.id, ()) else "none"
+        return picked if picked in self._methods.get(seq.id, ()) else NO_DRAFTER
 
     def _fail(self, seqs: Seq[Sequence], name: str, error: Exception) -> None:
         drafter = self.drafters[name]

@@ -211,16 +211,16 @@ def best_tree(ranks: Seq[float], size: int, depth: int) -> Shape:
     open_nodes = [(-order[0], 0, -1, 0, 1)] if order and depth else []
     arrivals = 0
     while open_nodes and len(parents) < size:
-        reach, _, parent, rank, level = heapq.heappop(open_nodes)
+        minus_reach, _, parent, rank, level = heapq.heappop(open_nodes)
         parents.append(parent)
         chances.append(order[rank])
-        above = reach / order[rank] if order[rank] else 0.0
+        minus_above = minus_reach / order[rank] if order[rank] else 0.0
         if rank + 1 < len(order):
             arrivals += 1
-            heapq.heappush(open_nodes, (above * order[rank + 1], arrivals, parent, rank + 1, level))
+            heapq.heappush(open_nodes, (minus_above * order[rank + 1], arrivals, parent, rank + 1, level))
         if level < depth:
             arrivals += 1
-            heapq.heappush(open_nodes, (reach * order[0], arrivals, len(parents) - 1, 0, level + 1))
+            heapq.heappush(open_nodes, (minus_reach * order[0], arrivals, len(parents) - 1, 0, level + 1))
     return Shape(tuple(parents), tuple(chances))
 
 

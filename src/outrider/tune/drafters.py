@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
-from outrider.core.types import Decision
+from outrider.core.types import NO_DRAFTER, Decision
 from outrider.drafters.head_kinds import kind_of_head
 from outrider.engine.shipped import shipped_named
 
@@ -23,7 +23,7 @@ class Possible:
 def possible_drafters(target: str, draft_model: str | None, named: Seq[str]) -> Possible:
     """Those that were named; else all that need no more than there is."""
     if named:
-        return _of([(name, "asked for") for name in named if name != "none"])
+        return _of([(name, "asked for") for name in named if name != NO_DRAFTER])
     found = [(name, "needs no model") for name in MODEL_FREE]
     if draft_model is not None:
         head = kind_of_head(draft_model)

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 from outrider.bench.summary import ALL
 from outrider.control.cost_model import CostModel
+from outrider.core.types import NO_DRAFTER
 from outrider.sim.theory import Cost, chain_break_even
 from outrider.tune.record import Record
-from outrider.tune.replay import NO_DRAFTER, Replayed, Round, replay, rounds
+from outrider.tune.replay import Replayed, Round, replay, rounds
 
 
 @dataclass(frozen=True, slots=True)

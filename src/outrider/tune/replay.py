@@ -13,8 +13,6 @@ from outrider.control.cost_model import CostModel, draft_steps
 from outrider.core.stats import SpecStats
 from outrider.tune.record import Answer
 
-NO_DRAFTER = "none"
-
 
 @dataclass(frozen=True, slots=True)
 class Round:
