@@ -36,7 +36,8 @@ test: $(VENV)/.dev models  ## everything that runs in minutes
 
 test-slow: $(VENV)/.dev models  ## deeper sweeps, and drafters without the kernels
 	$(BIN)/pytest -m "slow and not pair" --ignore tests/packaging
-	OUTRIDER_CPU=torch $(BIN)/pytest -m "not slow and not pair" tests/contract tests/unit/test_block_drafter.py
+	OUTRIDER_CPU=torch $(BIN)/pytest tests/unit/test_block_drafter.py tests/unit/test_recurrent_chain.py tests/unit/test_copies.py
+	OUTRIDER_CPU=torch $(BIN)/pytest -m "not slow and not pair" -k auto tests/contract
 
 test-pair: $(VENV)/.dev models  ## what needs the Qwen2.5-Coder pair (1.6 GB, fetched once)
 	$(BIN)/outrider models pull qwen2.5-coder-1.5b
