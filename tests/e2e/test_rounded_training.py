@@ -51,7 +51,7 @@ def test_what_is_rounded_is_what_is_packed(
         return kernels.encode_q4_0(weight_NK)
 
     monkeypatch.setitem(head_layer.BLOCKS, "int4", (spy, "Q4_0"))
-    head.drafter(kind, target, identity, tmp_path / "head")
+    head.drafter(kind, target, identity, tmp_path / "head", {})
     assert packed, "nothing was packed in four bits"
     expected = list(head.packed)
     if head._head_Sd is not None:
