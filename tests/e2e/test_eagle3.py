@@ -16,6 +16,7 @@ from outrider.core.protocols import Segment
 from outrider.drafters.eagle3 import Eagle3Drafter
 from outrider.drafters.eagle3_files import write_eagle3
 from outrider.drafters.eagle3_net import Eagle3Net, training_time_test
+from outrider.drafters.head_kinds import kind_of_head
 from outrider.drafters.head_training import Lesson
 from outrider.drafters.recurrent_state import RecurrentState
 from outrider.engine.opening import identity_of, open_model
@@ -224,6 +225,14 @@ def test_a_layer_that_transformers_does_not_hand_out_is_refused_at_once(tmp_path
     target = TransformersModel.from_folder(tmp_path)
     with pytest.raises(PairingError, match=r"reads the output of layer 3 and .* hands out those of layers 0 to 2 of 4"):
         Eagle3Drafter(target=target, head=random_head(vocab=VOCAB, layer_ids=(1, 2, 4)))
+
+
+def test_a_model_beside_a_head_is_no_head(folders: dict[str, Path], tmp_path: Path) -> None:
+    assert kind_of_head(folders["head"] / "model.safetensors") == "eagle3"
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    for said in ((folders["head"] / "config.json").read_text(), "{"):
+        (tmp_path / "config.json").write_text(said)
+        assert kind_of_head(tmp_path / "model.gguf") is None
 
 
 def test_a_head_says_itself_what_drafts_with_it(folders: dict[str, Path]) -> None:

@@ -83,9 +83,7 @@ def require_common_lane(baseline: ResultFile, lanes: Seq[str]) -> None:
 def falls(baseline: ResultFile, summaries: Seq[LaneSummary], allowed: Allowed) -> list[Fall]:
     """What fell, over all prompts, in the lanes that both have."""
     found: list[Fall] = []
-    for s in summaries:
-        if s.category != ALL or s.lane not in baseline.drafting():
-            continue
+    for s in _shared(baseline, summaries):
         then = baseline.figures(s.lane)
         if s.diverged:
             said = (
@@ -106,9 +104,7 @@ def falls(baseline: ResultFile, summaries: Seq[LaneSummary], allowed: Allowed) -
 def sentence(baseline: ResultFile, summaries: Seq[LaneSummary], allowed: Allowed) -> str:
     """Of a run in which nothing fell: how near to its limits each lane came."""
     parts = []
-    for s in summaries:
-        if s.category != ALL or s.lane not in baseline.drafting():
-            continue
+    for s in _shared(baseline, summaries):
         then, speed = baseline.figures(s.lane), s.speedup.by_prompt.median if s.speedup else None
         near = []
         if then.acceptance_length:
@@ -120,6 +116,11 @@ def sentence(baseline: ResultFile, summaries: Seq[LaneSummary], allowed: Allowed
         f"none of {len(parts)} lane(s) fell: {'; '.join(parts)} (at least {allowed.acceptance_ratio:g} and "
         f"{allowed.speed_ratio:g} are allowed)"
     )
+
+
+def _shared(baseline: ResultFile, summaries: Seq[LaneSummary]) -> list[LaneSummary]:
+    """Of all prompts, the lanes that both have."""
+    return [s for s in summaries if s.category == ALL and s.lane in baseline.drafting()]
 
 
 def _sentence(lane: str, figure: str, now: float | None, before: float, least: float, unit: str) -> str:

@@ -19,6 +19,8 @@ READERS: Mapping[str, Callable[[str | Path], Any]] = MappingProxyType(
     {"eagle3": read_eagle3, "mtp": read_mtp, "medusa": read_medusa, "dflash": read_block, "dspark": read_block}
 )
 """By drafter: from a file or folder to its network."""
+WEIGHTS = (".safetensors", ".bin", ".pt")
+"""Endings of files that may be a head's; what lies beside any other says nothing of it."""
 ARCHITECTURES = MappingProxyType({"Eagle3": "eagle3", "DSpark": "dspark", "DFlash": "dflash"})
 """Kinds of heads by what the names of their architectures hold."""
 
@@ -27,7 +29,7 @@ def kind_of_head(head: str | Path) -> str | None:
     """The drafter of the head in this folder or file, by its card, else by its configuration; None where it is no head
     of these kinds, or not on this machine. Raises ModelFileError for a card or configuration that cannot be read."""
     path = Path(head).expanduser()
-    if not path.exists():
+    if not path.exists() or (path.is_file() and path.suffix not in WEIGHTS):
         return None
     folder = path if path.is_dir() else path.parent
     card, config = (JsonObject.read(folder / name, optional=True) for name in (CARD, CONFIG))

@@ -10,15 +10,12 @@ from __future__ import annotations
 
 import importlib
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from outrider.core.protocols import Drafter
-from outrider.core.registry import drafter_class
 from outrider.core.types import TargetIdentity
 from outrider.drafters.head_loss import fused_loss
 from outrider.drafters.head_training import Aims, Lesson, Losses, mean
@@ -81,17 +78,10 @@ class DraftInTraining(TrainedHead):
             if (self._folder / name).exists():
                 shutil.copyfile(self._folder / name, folder / name)
 
-    def drafter(
-        self,
-        kind: str,
-        target: Decoder,
-        identity: TargetIdentity,
-        folder: Path | None,
-        options: Mapping[str, float],
-    ) -> Drafter:
+    def _parts(self, target: Decoder, identity: TargetIdentity, folder: Path | None) -> dict[str, object]:
         if folder is not None:
             model: Any = load_model(folder, draft=True).model
         else:
             transformers: Any = importlib.import_module("transformers")
             model = TransformersModel(self._net, "in training", transformers.DynamicCache)
-        return drafter_class(kind)(model=model, vocab_size=target.vocab_size, **options)
+        return {"model": model, "vocab_size": target.vocab_size}

@@ -181,8 +181,12 @@ class TrainedHead(ABC):
         options: Mapping[str, float],
     ) -> Drafter:
         """A drafter with these options that uses the head as `folder` has it, or as it is now, in float32."""
+        return drafter_class(kind)(**self._parts(target, identity, folder), **options)
+
+    def _parts(self, target: Decoder, identity: TargetIdentity, folder: Path | None) -> dict[str, object]:
+        """What its drafter must be given."""
         head, dtype = (self.net, "float32") if folder is None else (folder, "auto")
-        return drafter_class(kind)(target=target, head=head, identity=identity, dtype=dtype, **options)
+        return {"target": target, "head": head, "identity": identity, "dtype": dtype}
 
 
 class TargetParts:
