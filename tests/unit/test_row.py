@@ -42,7 +42,11 @@ def test_reading(make) -> None:
 def test_one_hot() -> None:
     row = Row.one_hot(2, 4)
     assert row.only == row.likeliest() == 2
-    assert row.to_dense().tolist() == [0.0, 0.0, 1.0, 0.0]
+    assert [row[token] for token in range(4)] == row.to_dense().tolist() == [0.0, 0.0, 1.0, 0.0]
+    assert (row.weight_S.tolist(), row.token_S.tolist(), row.total()) == ([1.0], [2], 1.0)
+    assert row == Row.one_hot(2, 4) == full([0.0, 0.0, 1.0, 0.0])
+    assert row.without(2).to_dense().tolist() == [0.0] * 4
+    assert row.excess(full([0.1, 0.2, 0.3, 0.4])).to_dense().tolist() == [0.0, 0.0, 0.7, 0.0]
     assert full(P).only is sparse(P).only is None
 
 

@@ -91,6 +91,39 @@ def test_one_bad_sequence_does_not_stop_its_neighbour() -> None:
     assert good.tokens == [0, 1]
 
 
+class Listener(Always):
+    """Offers these forests in turn, and writes down whose features it is told."""
+
+    trees = True
+    wants = (0,)
+
+    def __init__(self, *forests: tuple[list[int], list[int]]) -> None:
+        super().__init__([])
+        self.forests = iter(forests)
+        self.heard: list[list[int]] = []
+
+    def propose(self, seqs, budgets, rng) -> Draft:
+        return Draft([SeqDraft(*next(self.forests)) for _ in seqs])
+
+    def commit(self, seq, committed) -> None:
+        assert committed.features_TF is not None
+        self.heard.append(committed.features_TF.argmax(1).tolist())
+
+
+def test_a_drafter_is_told_the_features_of_what_the_cache_gained() -> None:
+    """Of a chain kept whole, of one kept in part, and of the branches of a tree that were kept; in one batch."""
+    target = TableModel(lambda context: torch.eye(8, dtype=torch.float64)[(context[-1] + 1) % 8], 8)
+    seqs = [sequence(target) for _ in range(3)]
+    for number, seq in enumerate(seqs):
+        seq.id, seq.tokens = number, [number]
+    chain, half = ([1, 2, 3], [-1, 0, 1]), ([2, 7], [-1, 0])
+    tree = ([5, 3, 6, 4], [-1, -1, 0, 1])
+    listener = Listener(chain, half, tree)
+    spec_step(seqs, target, listener, FixedController(4), RecordingRng(), commit)
+    assert [seq.tokens for seq in seqs] == [[0, 1, 2, 3, 4], [1, 2, 3], [2, 3, 4, 5]]
+    assert listener.heard == [[0, 1, 2, 3], [1, 2], [2, 3, 4]]
+
+
 def test_a_race_has_no_residual_in_the_trace() -> None:
     """Not even when a draft token was drawn, and equals the recovered one."""
     traces: list[StepTrace] = []

@@ -16,15 +16,17 @@ class Row:
     """Non-negative weights over a vocabulary of `size` tokens. Immutable.
 
     `weight_S` (float64) belongs to the tokens `token_S` (int64, ascending), or to all of the vocabulary where that is
-    None; every other token has weight 0. A row made by `warp` sums to 1: `row[x]` is then the probability of x.
+    None; every other token has weight 0. A row made by `warp` sums to 1: `row[x]` is then the probability of x. A row
+    at temperature 0 is known by its one token: its tensors are made when somebody asks for them.
     """
 
-    __slots__ = ("size", "token_S", "weight_S")
+    __slots__ = ("_one", "_token_S", "_weight_S", "size")
 
     def __init__(self, size: int, weight_S: Tensor, token_S: Tensor | None = None) -> None:
         self.size = size
-        self.weight_S = weight_S
-        self.token_S = token_S
+        self._weight_S: Tensor | None = weight_S
+        self._token_S = token_S
+        self._one: int | None = None
 
     @classmethod
     def dense(cls, weight_V: Tensor) -> Row:
@@ -33,11 +35,28 @@ class Row:
 
     @classmethod
     def one_hot(cls, token: int, size: int) -> Row:
-        return cls(size, torch.ones(1, dtype=torch.float64), torch.tensor([token]))
+        """A row that gives one token everything."""
+        row = cls.__new__(cls)
+        row.size, row._weight_S, row._token_S, row._one = size, None, None, token
+        return row
+
+    @property
+    def weight_S(self) -> Tensor:
+        if self._weight_S is None:
+            self._weight_S = torch.ones(1, dtype=torch.float64)
+        return self._weight_S
+
+    @property
+    def token_S(self) -> Tensor | None:
+        if self._token_S is None and self._one is not None:
+            self._token_S = torch.tensor([self._one])
+        return self._token_S
 
     @property
     def only(self) -> int | None:
         """The token of a one-hot row; None where there is something to draw."""
+        if self._one is not None:
+            return self._one
         return self.token(0) if self.token_S is not None and self.weight_S.numel() == 1 else None
 
     def token(self, index: int) -> int:
@@ -45,6 +64,8 @@ class Row:
         return index if self.token_S is None else int(self.token_S[index])
 
     def __getitem__(self, token: int) -> float:
+        if self._one is not None:
+            return float(token == self._one)
         if self.token_S is None:
             return float(self.weight_S[token])
         index = int(torch.searchsorted(self.token_S, token))

@@ -92,8 +92,9 @@ def spec_step(
             seq.finish_reason = BAD_LOGITS
         else:
             seq.cache.keep(kept[:emitted])
-            features = None if out.features_MF is None else out.features_MF[start:stop][kept[:emitted]]
-            drafter.commit(seq, Committed(seq.tokens[-emitted:], accepted, features))
+            drafter.commit(
+                seq, Committed(seq.tokens[-emitted:], accepted, _rows(out.features_MF, start, kept[:emitted]))
+            )
             controller.observe(seq, budgets[b], d.size, accepted)
             seq.stats.record(depths(d.parents), accepted, emitted - accepted, verdict.n_accept + 1 - emitted)
         seq.stats.draft_passes += d.passes
@@ -136,6 +137,15 @@ def _checked(seq: Sequence, draft: SeqDraft, budget: int, target: LanguageModel)
 def _row_parents(draft: SeqDraft) -> list[int] | None:
     """Parents of the rows (last committed token, then nodes); None when they form a chain."""
     return None if draft.is_chain else [-1, *(parent + 1 for parent in draft.parents)]
+
+
+def _rows(features_MF: Tensor | None, start: int, kept: list[int]) -> Tensor | None:
+    """The features of these rows behind `start`. Most often they follow one another: a view, which copies nothing."""
+    if features_MF is None:
+        return None
+    if kept[-1] == len(kept) - 1:
+        return features_MF[start : start + len(kept)]
+    return features_MF[[start + row for row in kept]]
 
 
 def _contexts(seq: Sequence, draft: SeqDraft) -> Iterator[RowContext]:
