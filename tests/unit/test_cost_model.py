@@ -70,6 +70,18 @@ def test_drafts_by_length_and_batch() -> None:
         costs.draft_s("mtp", 1, greedy=True)
 
 
+def test_a_slower_machine_takes_so_much_longer_for_everything() -> None:
+    costs, slower = made(), made().times(1.5)
+    assert slower.pass_s(7, 300) == pytest.approx(1.5 * costs.pass_s(7, 300))
+    for greedy in (True, False):
+        assert slower.round_s(3, 64, greedy=greedy) == pytest.approx(1.5 * costs.round_s(3, 64, greedy=greedy))
+        assert slower.draft_s("head", 5, 3, greedy=greedy) == pytest.approx(
+            1.5 * costs.draft_s("head", 5, 3, greedy=greedy)
+        )
+    assert slower.catch_up_s("head", 10) == pytest.approx(1.5 * costs.catch_up_s("head", 10))
+    assert slower.busy == costs.busy
+
+
 def test_costs_are_kept_and_found(tmp_path) -> None:
     path = keep_costs(tmp_path / "costs", KEY, made())
     found = find_costs(tmp_path / "costs", KEY, {"suffix": "as it comes"})

@@ -40,7 +40,7 @@ def clock(monkeypatch):
     return made
 
 
-def measured(clock: Clock, extra_s: float):
+def timed_llm(clock: Clock, extra_s: float) -> LLM:
     def draft(seq, k):
         clock.spend(0.05 * k)
         clock.behind_a_draft = k > 0
@@ -56,8 +56,11 @@ def measured(clock: Clock, extra_s: float):
         return forward(segments, logits=logits, taps=taps)
 
     target.forward = timed_forward
-    llm = LLM.from_parts(target, {"timed": Scripted("timed", draft)}, tokenizer=byte_tokenizer())
-    return measured_costs.measure_drafter(llm, "timed", COSTS)
+    return LLM.from_parts(target, {"timed": Scripted("timed", draft)}, tokenizer=byte_tokenizer())
+
+
+def measured(clock: Clock, extra_s: float):
+    return measured_costs.measure_drafter(timed_llm(clock, extra_s), "timed", COSTS)
 
 
 def test_a_draft_costs_what_it_takes_and_what_it_slows_down(clock):
@@ -72,3 +75,11 @@ def test_a_draft_costs_no_less_than_it_takes(clock):
     cost = measured(clock, -0.3)
     assert cost.share_s(4, 1, greedy=True) == pytest.approx(0.20)
     assert cost.catch_up_s == 0.0
+
+
+def test_the_pace_is_what_plain_rounds_take_now(clock):
+    llm = timed_llm(clock, 0.0)
+    slower = measured_costs.pace(llm, COSTS, 50)
+    assert slower == pytest.approx(SLOWER_DAY)
+    assert measured_costs.pace(llm, COSTS.times(slower), 10**6) == pytest.approx(1.0)
+    llm.engine.check_integrity()

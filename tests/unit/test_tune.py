@@ -27,7 +27,7 @@ from outrider.drafters.ngram import NgramDrafter
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.engine.prompt_file import Conversation
 from outrider.errors import ConfigError
-from outrider.tune.budget import Load, fit, spread
+from outrider.tune.budget import Load, fit, load_of, spread
 from outrider.tune.configuration import read_configuration, write_configuration
 from outrider.tune.drafters import possible_drafters
 from outrider.tune.predict import Candidate, on_paper, predict, profiles
@@ -299,6 +299,15 @@ def test_the_best_are_measured_beside_plain_and_compared_with_their_prediction()
     assert tuned.verdict.interval is None
 
 
+def test_predictions_are_at_the_pace_of_now():
+    llm = llm_of(good=scripted(lambda position: True), bad=scripted(lambda position: False))
+    tuned = tune(llm, PROMPTS, SamplingParams(max_tokens=12), wanted(measure=1), FLAT, raw=True, bar=no_bar)
+    assert tuned.costs == FLAT.times(tuned.pace)
+    assert tuned.first.plain[ALL].tok_s == pytest.approx(1 / tuned.pace)
+    assert tuned.first.candidates[0].ratio == pytest.approx(4.0)
+    assert any(note.startswith(f"a plain round takes {tuned.pace:.2f} x") for note in tuned.notes())
+
+
 def test_lanes_that_gave_the_same_cannot_be_told_apart():
     llm = llm_of(good=scripted(lambda position: True), bad=scripted(lambda position: True))
     many = [Conversation(str(number), "prose", ("ab" * number,)) for number in range(1, 6)]
@@ -310,6 +319,15 @@ def test_lanes_that_gave_the_same_cannot_be_told_apart():
     assert between(found, "good K=4", "bad K=4") == Interval(1.0, 1.0)
     assert between(found, "good K=4", "good K=1") == Interval(pytest.approx(12 / 11), pytest.approx(12 / 11))
     assert between(replace(found, runs=[run for run in runs if run.prompt < "4"]), "good K=4", "bad K=4") is None
+
+
+def test_the_work_includes_the_reading_of_prompts():
+    slow = replace(FLAT.drafters["bad"], catch_up_s=0.5)
+    costs = replace(FLAT, drafters={"good": FLAT.drafters["good"], "bad": slow})
+    load = load_of(costs, ["good", "bad"], 8, 10, temperatures=2, repeat=3, prompt_tokens=16)
+    reading, drafting = 1.0 + 8.0, 10 * 0.8
+    assert load.record_s == pytest.approx(2 * (reading + 10 + drafting))
+    assert load.lane_s == pytest.approx(3 * (reading + 10))
 
 
 def test_a_budget_takes_prompts_from_every_category():

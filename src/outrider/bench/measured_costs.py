@@ -37,6 +37,8 @@ REPEAT, PLAIN_ROUNDS = 5, 4
 """Rounds that count; and plain ones before and behind those with drafts."""
 PROMPT, IDLE = 96, 48
 """Tokens before the first draft, and rounds without drafts before a drafter is asked to catch up."""
+PACE_ROUNDS = 32
+"""Plain rounds that tell how fast the machine is now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +169,18 @@ def measure_target(llm: LLM, seen: Profile | None = None) -> CostModel:
             plain.step()
     outside_s = _median(plain.outside_s[1:] or plain.outside_s) - _medians(greedy)[1]
     return CostModel.measured(passes, _medians(greedy), _medians(sampled), outside_s, {})
+
+
+def pace(llm: LLM, costs: CostModel, context: float) -> float:
+    """How long plain rounds behind about `context` tokens take now, relative to `costs`: above 1 the machine is slower
+    than it was. 1 where the context of an idle `llm` leaves no room for a round."""
+    before = max(1, min(round(context), llm.engine.target.context_length - PACE_ROUNDS - 2))
+    with plain_rounds(llm, text_ids(llm, before), PACE_ROUNDS) as plain:
+        for _ in range(PACE_ROUNDS):
+            plain.step()
+    if not plain.seconds:
+        return 1.0
+    return _median(plain.seconds) / costs.round_s(1, before + PACE_ROUNDS / 2, greedy=True)
 
 
 def _serves(seen: Profile, contexts: Seq[int], rows: Seq[int]) -> bool:

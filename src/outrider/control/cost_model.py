@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from outrider.core.json_file import JsonObject
@@ -64,6 +64,10 @@ class Curve:
                 blocks.append(((a * m + b * n) / (m + n), m + n))
         return cls(tuple(map(float, at)), tuple(value for value, count in blocks for _ in range(count)))
 
+    def times(self, factor: float) -> Curve:
+        """With values that are `factor` as large."""
+        return Curve(self.at, tuple(factor * value for value in self.values))
+
     def __call__(self, x: float) -> float:
         at, values = self.at, self.values
         if x <= at[0] or len(at) == 1:
@@ -90,6 +94,9 @@ class DraftCurves:
 
     alone: Curve
     shared: Curve
+
+    def times(self, factor: float) -> DraftCurves:
+        return DraftCurves(self.alone.times(factor), self.shared.times(factor))
 
     def to_json(self) -> dict[str, object]:
         return {"alone_seconds": self.alone.to_json(), "shared_seconds": self.shared.to_json()}
@@ -124,6 +131,11 @@ class DraftCost:
             return alone
         whole = alone + (shared * self.batch - alone) * (batch - 1) / (self.batch - 1)
         return max(whole, alone) / batch
+
+    def times(self, factor: float) -> DraftCost:
+        """On a machine that takes `factor` as long."""
+        greedy, sampled = self.greedy.times(factor), self.sampled.times(factor)
+        return replace(self, greedy=greedy, sampled=sampled, catch_up_s=factor * self.catch_up_s)
 
     def to_json(self) -> dict[str, object]:
         return {
@@ -177,6 +189,17 @@ class CostModel:
                 curve = Curve.rising(longer)
             curves.append((context, curve))
         return cls(tuple(curves), Curve.rising(greedy), Curve.rising(sampled), max(overhead_s, 0.0), dict(drafters))
+
+    def times(self, factor: float) -> CostModel:
+        """On a machine that takes `factor` as long for everything."""
+        return CostModel(
+            tuple((context, curve.times(factor)) for context, curve in self.passes),
+            self.greedy.times(factor),
+            self.sampled.times(factor),
+            factor * self.overhead_s,
+            {name: cost.times(factor) for name, cost in self.drafters.items()},
+            self.busy,
+        )
 
     def pass_s(self, rows: float, context: float) -> float:
         """A target pass over `rows` rows behind `context` tokens each."""

@@ -37,12 +37,16 @@ class Share:
 
 
 def load_of(
-    costs: CostModel, drafters: Seq[str], k: int, tokens: int, *, temperatures: int, repeat: int, context: int = 256
+    costs: CostModel, drafters: Seq[str], k: int, tokens: int, *, temperatures: int, repeat: int, prompt_tokens: float
 ) -> Load:
-    """By the cost model, for answers of `tokens` tokens; the prompts' own time is not in it."""
-    step_s = costs.round_s(1, context, greedy=True)
+    """By the cost model, for answers of `tokens` tokens behind prompts of `prompt_tokens`. A prompt is read in wide
+    passes, by the target and by whoever drafts."""
+    plain_s = tokens * costs.round_s(1, prompt_tokens + tokens / 2, greedy=True)
+    read_s = costs.pass_s(prompt_tokens, prompt_tokens / 2)
+    reading_s = [costs.catch_up_s(name, round(prompt_tokens)) for name in drafters]
     draft_s = sum(costs.draft_s(name, k, greedy=False) for name in drafters)
-    return Load(temperatures * tokens * (step_s + draft_s), repeat * tokens * step_s)
+    record_s = read_s + sum(reading_s) + plain_s + tokens * draft_s
+    return Load(temperatures * record_s, repeat * (read_s + max(reading_s, default=0.0) + plain_s))
 
 
 def fit(prompts: Seq[Conversation], measured: int, load: Load, budget_s: float | None) -> Share:

@@ -45,6 +45,7 @@ def tune_json(
         "drafters": [{"name": one.value, "reason": one.reason} for one in drafters],
         "k": list(tuned.wanted.ks),
         "context": tuned.context,
+        "pace": tuned.pace,
         "costs": tuned.costs.to_json(),
         "temperatures": by_temperature,
         "measured": [check.to_json() for check in tuned.checks],

@@ -6,10 +6,12 @@ from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from statistics import fmean
 
 from outrider.bench.interval import Interval
 from outrider.bench.lanes import Lane
 from outrider.bench.measure import Measured, bench
+from outrider.bench.measured_costs import pace
 from outrider.bench.peer import Peer
 from outrider.bench.summary import ALL, LaneSummary, between, summarise
 from outrider.bench.tables import summary_notes
@@ -24,6 +26,8 @@ from outrider.tune.verdict import Check, Verdict, checks, decide
 
 FAR = 0.1
 """A prediction whose tokens a second are further than this share from the measured ones gets a note."""
+DRIFTED = 1.3
+"""Costs that were kept on a machine this much faster or slower than it is now get a note."""
 
 Bar = Callable[[str, int], AbstractContextManager[Callable[[], None]]]
 """Shows a stage (its name, its steps); what it yields is called after each step."""
@@ -47,11 +51,13 @@ class Wanted:
 @dataclass(frozen=True, slots=True)
 class Tuned:
     """What came of it. `predicted` is by temperature, in order; `paper` is of the candidate that the verdict is about,
-    behind `context` tokens."""
+    behind `context` tokens. `costs` are the kept ones times `pace`: as long as a plain round takes just before the
+    measurement, relative to when they were kept."""
 
     wanted: Wanted
     share: Share
     costs: CostModel
+    pace: float
     predicted: list[Predicted]
     profiles: list[list[Profile]]
     measured: Measured | None
@@ -68,7 +74,7 @@ class Tuned:
 
     def notes(self) -> list[str]:
         """What was left out, failed, or is doubtful."""
-        said = [*self.share.notes, *_far(self.checks)]
+        said = [*self.share.notes, *_drifted(self.pace), *_far(self.checks)]
         for name, why in self.first.record.failed.items():
             said.append(f"drafter {name} failed and was left out: {why}")
         silent = [p.drafter for p in self.profiles[0] if p.category == ALL and not any(p.by_position)]
@@ -90,20 +96,13 @@ def tune(
 ) -> Tuned:
     """Everything but the files. The engine of `llm` must be idle and have the drafters loaded. `doubts`: what is known
     to make the figures provisional."""
-    most = max(wanted.ks)
-    load = load_of(
-        costs,
-        wanted.drafters,
-        most,
-        params.max_tokens or 256,
-        temperatures=len(wanted.temperatures),
-        repeat=wanted.repeat,
-    )
-    share = fit(prompts, wanted.measure, load, wanted.time_budget)
+    share = _share(llm, prompts, params, wanted, costs, raw)
     records = list(_records(llm, share.prompts, params, wanted, raw, bar))
+    context = _context(records[0])
+    now = pace(llm, costs, context)
+    costs = costs.times(now)
     predicted = [predict(one, wanted.drafters, wanted.ks, costs) for one in records]
     first = predicted[0]
-    context = _context(first.record)
     measured = _measured(llm, share, params, wanted, first, raw, bar, peer)
     summaries = summarise(measured) if measured else []
     found = checks(first, summaries)
@@ -119,6 +118,7 @@ def tune(
         wanted,
         share,
         costs,
+        now,
         predicted,
         [profiles(one, wanted.drafters) for one in records],
         measured,
@@ -130,13 +130,33 @@ def tune(
     )
 
 
+def _share(
+    llm: LLM, prompts: Seq[Conversation], params: SamplingParams, wanted: Wanted, costs: CostModel, raw: bool
+) -> Share:
+    """What of the work is done, by the costs at the pace of now."""
+    length = fmean(len(ids) for _, ids in _encoded(llm, prompts, raw))
+    load = load_of(
+        costs.times(pace(llm, costs, length)),
+        wanted.drafters,
+        max(wanted.ks),
+        params.max_tokens or 256,
+        temperatures=len(wanted.temperatures),
+        repeat=wanted.repeat,
+        prompt_tokens=length,
+    )
+    return fit(prompts, wanted.measure, load, wanted.time_budget)
+
+
+def _encoded(llm: LLM, prompts: Seq[Conversation], raw: bool) -> list[tuple[Conversation, list[int]]]:
+    """With their token ids."""
+    texts = [one.turns[0] if raw else [{"role": "user", "content": one.turns[0]}] for one in prompts]
+    return [(one, llm.encode_prompt(text)) for one, text in zip(prompts, texts, strict=True)]
+
+
 def _records(
     llm: LLM, prompts: Seq[Conversation], params: SamplingParams, wanted: Wanted, raw: bool, bar: Bar
 ) -> Iterator[Record]:
-    encoded = [
-        (one, llm.encode_prompt(one.turns[0] if raw else [{"role": "user", "content": one.turns[0]}]))
-        for one in prompts
-    ]
+    encoded = _encoded(llm, prompts, raw)
     for temperature, rule in zip(wanted.temperatures, wanted.rules, strict=True):
         own = replace(params, temperature=temperature)
         with bar(f"recording at temperature {temperature:g}", len(encoded)) as step:
@@ -178,6 +198,16 @@ def _context(record: Record) -> float:
     tokens = sum(answer.tokens for answer in record.answers)
     before = sum(a.tokens * (a.prompt_tokens + (a.tokens - 1) / 2) for a in record.answers)
     return before / tokens if tokens else 0.0
+
+
+def _drifted(factor: float) -> list[str]:
+    """A note where the kept costs are of a machine that was much faster or slower."""
+    if 1 / DRIFTED <= factor <= DRIFTED:
+        return []
+    return [
+        f"a plain round takes {factor:.2f} x what the kept costs have, and predictions are scaled by that: what passes "
+        "cost relative to each other may have changed, too (--refresh)"
+    ]
 
 
 def _far(found: Seq[Check]) -> list[str]:
