@@ -1,8 +1,9 @@
 """What is shown on a terminal."""
 
 import io
+from types import SimpleNamespace
 
-from outrider.cli import terminal
+from outrider.cli import progress, terminal
 from outrider.core.stats import SpecStats
 from outrider.core.verdict import Origin
 from outrider.engine.request import Timings
@@ -85,3 +86,22 @@ def test_summary_without_drafts():
 
 def test_table_aligns():
     assert terminal.table([("a", "1"), ("long", "22")], ("x", "y")) == "x     y\na     1\nlong  22"
+
+
+def test_off_a_terminal_a_line_now_and_then_says_how_far_it_is(monkeypatch, capsys):
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    for quiet in (True, False):
+        clock.now = 0.0
+        with progress.counted_bar("answers", 10, quiet=quiet) as step:
+            for _ in range(10):
+                clock.now += 20.0
+                step()
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.splitlines() == [
+        "answers: 2 of 10, about 3 min left",
+        "answers: 4 of 10, about 2 min left",
+        "answers: 6 of 10, about 80 s left",
+        "answers: 8 of 10, about 40 s left",
+    ]

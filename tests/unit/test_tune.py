@@ -321,6 +321,15 @@ def test_lanes_that_gave_the_same_cannot_be_told_apart():
     assert between(replace(found, runs=[run for run in runs if run.prompt < "4"]), "good K=4", "bad K=4") is None
 
 
+def test_a_budget_holds_no_more_candidates_than_there_are():
+    """A wish for all of them is no wish for a hundred, which no budget would hold."""
+    llm = llm_of(good=scripted(lambda position: True), bad=scripted(lambda position: False))
+    asked = replace(wanted(measure=99), time_budget=3600.0)
+    tuned = tune(llm, PROMPTS, SamplingParams(max_tokens=12), asked, FLAT, raw=True, bar=no_bar)
+    assert (asked.candidates, tuned.share.measured) == (6, 6)
+    assert len(tuned.checks) == 1 + 6
+
+
 def test_the_work_includes_the_reading_of_prompts():
     slow = replace(FLAT.drafters["bad"], catch_up_s=0.5)
     costs = replace(FLAT, drafters={"good": FLAT.drafters["good"], "bad": slow})

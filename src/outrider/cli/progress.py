@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from outrider.models.loader.sources import Progress
+
+SAY_EVERY_S = 30.0
+"""How often a line says how far counted work is, where there is no terminal for a bar."""
 
 
 @contextmanager
@@ -45,12 +50,38 @@ def download_bar(*, quiet: bool) -> Iterator[Progress | None]:
 
 @contextmanager
 def counted_bar(what: str, total: int, *, quiet: bool) -> Iterator[Callable[[], None]]:
-    """What to call after each of `total` steps. Nothing is shown when `quiet`, or off a terminal."""
+    """What to call after each of `total` steps: it moves a bar, or off a terminal prints a line now and then. Nothing
+    is shown when `quiet`."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     shown = Console(stderr=True)
-    with Progress(*columns, console=shown, transient=True, disable=quiet or not shown.is_terminal) as progress:
+    if not quiet and not shown.is_terminal:
+        now = time.monotonic()
+        yield _Lines(what, total, began=now, said=now).step
+        return
+    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=shown, transient=True, disable=quiet) as progress:
         task = progress.add_task(what, total=total)
         yield lambda: progress.advance(task)
+
+
+@dataclass(slots=True)
+class _Lines:
+    """Says how far counted work is and about how long the rest takes."""
+
+    what: str
+    total: int
+    began: float
+    said: float
+    done: int = 0
+
+    def step(self) -> None:
+        self.done += 1
+        now = time.monotonic()
+        if now - self.said < SAY_EVERY_S or self.done >= self.total:
+            return
+        self.said = now
+        left_s = (now - self.began) / self.done * (self.total - self.done)
+        left = f"{left_s:.0f} s" if left_s < 100 else f"{left_s / 60:.0f} min"
+        print(f"{self.what}: {self.done} of {self.total}, about {left} left", file=sys.stderr, flush=True)

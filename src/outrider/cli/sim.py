@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from outrider.cli import common
+from outrider.cli.progress import counted_bar
 from outrider.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -87,6 +88,7 @@ def sim(
     list_machines: List = False,
     dry_run: DryRun = False,
     json: common.Json = False,
+    quiet: common.Quiet = False,
 ) -> None:
     """Simulate drafts of a given acceptance on machines of given costs, beside what theory says. No model is loaded.
 
@@ -113,7 +115,10 @@ def sim(
 
     workloads = list(dict.fromkeys([*_supposed(chances, tables, rule), *replayed]))
     questions = ask(workloads, machines, parse_ks(",".join(k or [DEFAULT_KS])), draft_cost, tokens, given=bool(k))
-    answers = [] if dry_run else answer(questions, tokens, seed)
+    answers: list[Answer] = []
+    if not dry_run:
+        with counted_bar("simulations", len(questions), quiet=quiet) as on_question:
+            answers = answer(questions, tokens, seed, on_question)
     shown = console(stderr=json)
     _print(questions, answers, shown, dry_run=dry_run)
     if json:

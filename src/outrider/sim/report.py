@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
@@ -137,8 +137,11 @@ def ask(
     return questions
 
 
-def answer(questions: Seq[Question], tokens: int, seed: int) -> list[Answer]:
-    """A run for each question, charged to all its machines, and one without drafts for each acceptance."""
+def answer(
+    questions: Seq[Question], tokens: int, seed: int, on_question: Callable[[], None] = lambda: None
+) -> list[Answer]:
+    """A run for each question, charged to all its machines, and one without drafts for each acceptance. `on_question`
+    is called after each."""
     answers: list[Answer] = []
     plain: dict[Workload, Simulated] = {}
     for q in questions:
@@ -147,6 +150,7 @@ def answer(questions: Seq[Question], tokens: int, seed: int) -> list[Answer]:
         drafted = simulate(q.workload, q.k, q.costs, tokens=tokens, seed=seed)
         rows = zip(q.machines, q.costs, drafted.times, plain[q.workload].times, strict=True)
         answers.extend(Answer(q.workload, machine, cost, drafted, time, base) for machine, cost, time, base in rows)
+        on_question()
     return answers
 
 

@@ -53,12 +53,11 @@ def estimate(models: tuple[str, ...], wanted: Wanted, prompts: Seq[Conversation]
     """Of answers of at most `most_tokens` tokens; `models` are the target and perhaps a draft. Nothing is fetched."""
     steps = _steps_s(models)
     load = Load(0.0, 0.0) if steps is None else _load(steps, wanted, most_tokens)
-    measured = min(wanted.measure, len(wanted.drafters) * len(wanted.ks))
-    share = fit(prompts, measured, load, wanted.time_budget if steps else None)
+    share = fit(prompts, wanted.most_measured, load, wanted.time_budget if steps else None)
     passes = len(wanted.temperatures) + (share.measured + 1 if share.measured else 0) * wanted.repeat
     return Estimate(
         models,
-        len(wanted.drafters) * len(wanted.ks),
+        wanted.candidates,
         len(share.prompts),
         share.measured,
         len(share.prompts) * passes * most_tokens,

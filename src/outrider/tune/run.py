@@ -47,6 +47,15 @@ class Wanted:
     warm_up: int
     time_budget: float | None
 
+    @property
+    def candidates(self) -> int:
+        return len(self.drafters) * len(self.ks)
+
+    @property
+    def most_measured(self) -> int:
+        """No more are measured than there are."""
+        return min(self.measure, self.candidates)
+
 
 @dataclass(frozen=True, slots=True)
 class Tuned:
@@ -144,7 +153,7 @@ def _share(
         repeat=wanted.repeat,
         prompt_tokens=length,
     )
-    return fit(prompts, wanted.measure, load, wanted.time_budget)
+    return fit(prompts, wanted.most_measured, load, wanted.time_budget)
 
 
 def _encoded(llm: LLM, prompts: Seq[Conversation], raw: bool) -> list[tuple[Conversation, list[int]]]:
