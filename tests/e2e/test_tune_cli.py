@@ -11,7 +11,9 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
+from outrider.bench.result_file import prompts_digest
 from outrider.cli.main import main
+from outrider.engine.prompt_file import read_prompts
 from outrider.tune.configuration import read_configuration
 from tests.tiny_folder import write_tiny_model
 
@@ -67,6 +69,20 @@ def test_every_candidate_is_predicted_and_the_best_are_measured(document):
     for check in document["measured"]:
         assert check["diverged"] == 0
         assert check["error"] == pytest.approx(check["predicted_tok_s"] / check["measured_tok_s"] - 1)
+
+
+def test_a_bounded_run_says_what_it_was_over(options, folder, tmp_path, monkeypatch):
+    """Prompts that did not fit are not in what the report calls its prompts."""
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "cache"))
+    out = tmp_path / "out"
+    assert main([*options, "--out", str(out), "--measure", "1", "--time-budget", "0.001", "--quiet"]) == 0
+    document = json.loads((out / "tune.json").read_text())
+    [conversation] = read_prompts(folder / "prompts.jsonl", limit=1)
+    settings = document["settings"]
+    assert (settings["prompt_count"], settings["categories"]) == (1, ["code"])
+    assert settings["prompts_digest"] == prompts_digest([conversation])
+    assert "1 prompt at temperature 0" in " ".join((out / "report.html").read_text().split())
+    assert "the time budget of 0.001 s holds 1 of 2 prompts" in document["notes"]
 
 
 def test_the_configuration_says_what_the_verdict_does(tuned, document, folder):
@@ -165,7 +181,7 @@ def test_a_dry_run_says_how_long_and_writes_nothing(options, tmp_path, capsys, m
     assert told["tokens"] == 2 * (1 + 4) * 12
     assert told["seconds"] > 0
     assert main([*options, "--dry-run"]) == 0
-    assert "that takes at least about" in capsys.readouterr().out
+    assert "or more where answers have their full length" in capsys.readouterr().out
     assert not list(tmp_path.iterdir())
 
 

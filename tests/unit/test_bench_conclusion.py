@@ -105,6 +105,8 @@ def test_categories_that_gain_and_lose_are_named(summary):
         for category, spread in (("edit", (1.3, 1.4, 1.5)), ("math", (0.7, 0.8, 0.9)), ("code", (0.9, 1.1, 1.2)))
     ]
     assert conclude([lane, *kinds]).sentence.endswith("worth it (gains on edit, loses on math).")
+    few = [replace(kind, speedup=replace(kind.speedup, rows=3)) for kind in kinds]
+    assert conclude([lane, *few]).sentence.endswith("worth it."), "three prompts of a kind decide nothing"
 
 
 def test_what_pays_comes_first(summary):

@@ -8,6 +8,7 @@ import pytest
 
 from outrider import LLM
 from outrider.bench import measured_costs, timing
+from outrider.control.cost_model import CostModel
 from outrider.core.draft import SeqDraft
 from tests.e2e.test_batch import Scripted
 from tests.given_costs import one_context
@@ -79,7 +80,9 @@ def test_a_draft_costs_no_less_than_it_takes(clock):
 
 def test_the_pace_is_what_plain_rounds_take_now(clock):
     llm = timed_llm(clock, 0.0)
-    slower = measured_costs.pace(llm, COSTS, 50)
-    assert slower == pytest.approx(SLOWER_DAY)
-    assert measured_costs.pace(llm, COSTS.times(slower), 10**6) == pytest.approx(1.0)
+    assert measured_costs.pace(llm, COSTS, 50) == pytest.approx(SLOWER_DAY)
+    dearer = CostModel.measured({0: {1: 1.0}, 100: {1: 2.0}}, {1: 0.0}, {1: 0.0}, 0.0, {})
+    for context, behind in ((20, 20), (50, 50), (10**6, llm.engine.target.context_length - 34)):
+        usual = 1 + (behind + 16) / 100
+        assert measured_costs.pace(llm, dearer, context) == pytest.approx(SLOWER_DAY / usual)
     llm.engine.check_integrity()

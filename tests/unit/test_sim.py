@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from unittest.mock import Mock
 
 import pytest
 
@@ -313,7 +314,9 @@ def test_what_is_synthetic_is_said_in_the_document_and_in_the_sentences(bench_fi
         ([Tables(0.4, "block")], True),
     ):
         questions = ask(workloads, [MACHINES["ideal"]], [2], 0.1, 50, given=True)
-        answers = answer(questions, 50, 0)
+        step = Mock()
+        answers = answer(questions, 50, 0, step)
+        assert step.call_count == len(questions)
         made = document(questions, answers, tokens=50, seed=0, dry_run=False)
         assert made["synthetic_acceptance"] is synthetic
         assert [a["synthetic"] for a in made["acceptances"]] == [w.synthetic for w in workloads]

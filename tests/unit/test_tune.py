@@ -31,11 +31,11 @@ from outrider.tune.budget import Load, fit, load_of, spread
 from outrider.tune.configuration import read_configuration, write_configuration
 from outrider.tune.drafters import possible_drafters
 from outrider.tune.predict import Candidate, on_paper, predict, profiles
-from outrider.tune.record import Asked, record
+from outrider.tune.record import Answer, Asked, Record, record
 from outrider.tune.replay import replay, rounds
 from outrider.tune.run import Wanted, tune
 from outrider.tune.verdict import Check, decide
-from tests.given_costs import one_context
+from tests.given_costs import one_context, uneven
 from tests.tiny import byte_tokenizer, cycle_model, random_table
 from tests.tiny_block import DFLASH, DSPARK, random_block
 from tests.tiny_folder import write_tiny_model
@@ -99,12 +99,6 @@ def scripted(right):
 
 def llm_of(**drafters):
     return LLM.from_parts(cycle_model(TEXT), drafters, tokenizer=byte_tokenizer(), k=8)
-
-
-def tree(seq, budget):
-    """Two wrong siblings and a right one, with a child."""
-    a, b = (TEXT.encode()[(len(seq.tokens) - 1 + i) % len(TEXT)] for i in range(2))
-    return SeqDraft([0, 1, a, b][:budget], [-1, -1, -1, 2][:budget], source="fixed")
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -178,6 +172,24 @@ def test_predictions_are_tokens_over_given_costs():
     assert next(p.by_position[:2] for p in profiles(recorded, ["good"])) == [1.0, 1.0]
 
 
+@pytest.mark.parametrize("greedy", [True, False])
+def test_a_round_has_every_cost_that_there_is(greedy):
+    """Two rounds: a draft of two, of which one is kept, behind 10 tokens; and one of one that is kept, behind 12."""
+    answer = Answer("1", "prose", 10, 4, 4, {"good": (Asked((0, 1, 1)),) * 4})
+    made = replay([answer], "good", 2, uneven("good"), greedy=greedy)
+    passes = [(1 + 0.2 * 2) * 1.10, (1 + 0.2) * 1.12]
+    judged = [0.03, 0.02] if greedy else [0.12, 0.08]
+    drafted = [0.2, 0.1] if greedy else [0.6, 0.3]
+    assert made.pass_s == pytest.approx(sum(passes))
+    assert made.other_s == pytest.approx(sum(judged) + 2 * 0.25)
+    assert made.draft_s == pytest.approx(sum(drafted) + 10 * 0.05)
+    assert (made.stats.rounds, made.stats.emitted, made.kept) == (2, 4, 2)
+    for rule, own in (("greedy", greedy), ("coupled", not greedy)):
+        predicted = predict(Record(0.0, rule, 2, (answer,), {}), ["good"], [2], uneven("good"))
+        assert (predicted.of(Candidate("good", 2)).replayed.draft_s == made.draft_s) is own
+        assert (predicted.plain[ALL].other_s == replay([answer], "none", 0, uneven(), greedy=greedy).other_s) is own
+
+
 def test_who_drafts_reads_what_was_committed_before():
     """A draft model reads the prompt before its first draft, and after an idle spell what came meanwhile."""
     dear = replace(FLAT.drafters["good"], catch_up_s=0.5)
@@ -225,6 +237,19 @@ def test_the_verdict_is_the_fastest_that_was_measured(predicted):
     verdict = decided(predicted, changed)
     assert verdict.chosen == Candidate("good", 4)
     assert any("changed 1 answer" in reason for reason in verdict.reasons)
+
+
+def test_what_changed_answers_is_never_recommended(predicted):
+    found = [measured("plain", 1.0), measured("good K=4", 1.5, differing=1, diverged=1)]
+    verdict = decided(predicted, found)
+    assert (verdict.chosen, verdict.measured) == (Candidate("good", 2), False)
+    verdict = decided(predicted, [*found, measured("good K=2", 1.4, differing=2, diverged=2)])
+    assert (verdict.chosen, verdict.about) == (None, None)
+    assert verdict.sentence == "Leave speculation off: every candidate changed answers."
+    assert [reason.split(":")[0] for reason in verdict.reasons] == [
+        "good K=4 changed 1 answer(s)",
+        "good K=2 changed 2 answer(s)",
+    ]
 
 
 def test_a_verdict_is_no_firmer_than_its_figures(predicted):
@@ -305,7 +330,14 @@ def test_predictions_are_at_the_pace_of_now():
     assert tuned.costs == FLAT.times(tuned.pace)
     assert tuned.first.plain[ALL].tok_s == pytest.approx(1 / tuned.pace)
     assert tuned.first.candidates[0].ratio == pytest.approx(4.0)
-    assert any(note.startswith(f"a plain round takes {tuned.pace:.2f} x") for note in tuned.notes())
+
+
+@pytest.mark.parametrize(("pace", "noted"), [(0.7, True), (0.8, False), (1.25, False), (1.4, True)])
+def test_a_machine_that_is_another_than_when_costs_were_kept_gets_a_note(monkeypatch, pace, noted):
+    monkeypatch.setattr("outrider.tune.run.pace", lambda llm, costs, context: pace)
+    llm = llm_of(good=scripted(lambda position: True), bad=scripted(lambda position: False))
+    tuned = tune(llm, PROMPTS, SamplingParams(max_tokens=12), wanted(), FLAT, raw=True, bar=no_bar)
+    assert any(note.startswith(f"a plain round takes {pace:.2f} x") for note in tuned.notes()) is noted
 
 
 def test_lanes_that_gave_the_same_cannot_be_told_apart():
@@ -321,22 +353,34 @@ def test_lanes_that_gave_the_same_cannot_be_told_apart():
     assert between(replace(found, runs=[run for run in runs if run.prompt < "4"]), "good K=4", "bad K=4") is None
 
 
-def test_a_budget_holds_no_more_candidates_than_there_are():
-    """A wish for all of them is no wish for a hundred, which no budget would hold."""
+def test_a_budget_holds_no_more_candidates_than_there_are(monkeypatch):
+    """A wish for all of them is no wish for a hundred, which this budget would not hold."""
+    monkeypatch.setattr("outrider.tune.run.pace", lambda llm, costs, context: 1.0)
     llm = llm_of(good=scripted(lambda position: True), bad=scripted(lambda position: False))
-    asked = replace(wanted(measure=99), time_budget=3600.0)
+    asked = replace(wanted(measure=99), time_budget=600.0)
     tuned = tune(llm, PROMPTS, SamplingParams(max_tokens=12), asked, FLAT, raw=True, bar=no_bar)
     assert (asked.candidates, tuned.share.measured) == (6, 6)
     assert len(tuned.checks) == 1 + 6
+    monkeypatch.setattr("outrider.tune.run.pace", lambda llm, costs, context: 10.0)
+    slow = tune(llm, PROMPTS, SamplingParams(max_tokens=12), asked, FLAT, raw=True, bar=no_bar)
+    assert (slow.share.measured, len(slow.checks)) == (1, 2), "ten times as slow, it holds one"
 
 
 def test_the_work_includes_the_reading_of_prompts():
     slow = replace(FLAT.drafters["bad"], catch_up_s=0.5)
     costs = replace(FLAT, drafters={"good": FLAT.drafters["good"], "bad": slow})
-    load = load_of(costs, ["good", "bad"], 8, 10, temperatures=2, repeat=3, prompt_tokens=16)
+    load = load_of(costs, ["good", "bad"], 8, 10, temperatures=[0.0, 1.0], repeat=3, prompt_tokens=16)
     reading, drafting = 1.0 + 8.0, 10 * 0.8
     assert load.record_s == pytest.approx(2 * (reading + 10 + drafting))
     assert load.lane_s == pytest.approx(3 * (reading + 10))
+    one = {"repeat": 1, "prompt_tokens": 16}
+    cold, warm = (load_of(uneven("good"), ["good"], 8, 10, temperatures=[t], **one) for t in (0.0, 1.0))
+    assert warm.record_s - cold.record_s == pytest.approx(10 * (0.03 + 1.6))
+    assert warm.lane_s - cold.lane_s == pytest.approx(10 * 0.03)
+    both = load_of(uneven("good"), ["good"], 8, 10, temperatures=[0.0, 1.0], beside=2, **one)
+    assert both.record_s == pytest.approx(cold.record_s + warm.record_s)
+    assert both.seconds(4, 3) == pytest.approx(4 * (both.record_s + (3 + 2) * cold.lane_s))
+    assert both.seconds(4, 0) == pytest.approx(4 * both.record_s)
 
 
 def test_a_budget_takes_prompts_from_every_category():
@@ -349,8 +393,6 @@ def test_a_budget_takes_prompts_from_every_category():
     assert share.notes == ("the time budget of 60 s holds 10 of 20 prompts",)
     share = fit(many, 3, load, 20.0)
     assert (len(share.prompts), share.measured, len(share.notes)) == (5, 1, 2)
-    with pytest.raises(ConfigError, match="--time-budget 0"):
-        fit(many, 3, load, 0.0)
 
 
 def test_a_configuration_is_read_as_it_was_written(tmp_path):

@@ -152,7 +152,7 @@ def _advice(speedup: Speedup, found: Finding) -> str:
 
 def _by_kind(kinds: Seq[LaneSummary]) -> str:
     """The categories that gain and those that lose, where there are any."""
-    sides = [(s.category, _side(s.speedup)) for s in kinds if s.speedup is not None and not s.diverged]
+    sides = [(s.category, finding(s)) for s in kinds]
     gain = ", ".join(category for category, side in sides if side is Finding.FASTER)
     lose = ", ".join(category for category, side in sides if side is Finding.SLOWER)
     told = [*([f"gains on {gain}"] if gain else []), *([f"loses on {lose}"] if lose else [])]

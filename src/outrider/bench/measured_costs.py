@@ -1,7 +1,7 @@
 """The costs that a governor decides by, measured: passes by rows and context, judging, overhead, drafts by K and batch.
 
-Everything takes turns, as in `profile`, whose figures serve where they are of the same context. A few seconds for a
-small model.
+Passes take turns, as in `profile`, whose figures serve where they are of the same context; drafts are a run for each K
+and batch, between plain rounds. A few seconds for a small model.
 """
 
 from __future__ import annotations
@@ -72,6 +72,12 @@ class MeasuredCosts:
         if (busy := self.busy) is not None:
             return f"{said}, but {busy}; --refresh measures them again"
         return said if self.fresh else f"{said}; --refresh measures them again"
+
+    @property
+    def of_asked(self) -> CostModel:
+        """With the drafters that were asked for alone: what was kept of others may be of another draft model."""
+        own = {name: cost for name, cost in self.costs.drafters.items() if name in self.asked}
+        return replace(self.costs, drafters=own)
 
     @property
     def busy(self) -> Busy | None:

@@ -195,10 +195,10 @@ class _Tune:
             kept = self._costs(llm, machine)
             doubts = self._doubts(machine, kept)
             tuned = tune_all(
-                llm, chosen, self.params, self.wanted, kept.costs, raw=raw, bar=self._bar, peer=peer, doubts=doubts
+                llm, chosen, self.params, self.wanted, kept.of_asked, raw=raw, bar=self._bar, peer=peer, doubts=doubts
             )
         machine["threads"] = machine_facts()["threads"]
-        self._report(llm, tuned, facts(llm, self.setup, self.params, chosen, machine, raw), kept, peer)
+        self._report(llm, tuned, facts(llm, self.setup, self.params, tuned.share.prompts, machine, raw), kept, peer)
 
     def _doubts(self, machine: dict[str, object], kept: MeasuredCosts) -> list[str]:
         """What makes every speed provisional, as in bench, and every prediction."""

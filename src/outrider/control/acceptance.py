@@ -16,7 +16,8 @@ SHARED = 0.995
 PRIOR_LEAST, PRIOR_MOST = 1.5, 8.0
 """Rounds that the prior of a request counts for: where it is a guess, and where it is known."""
 KNOWN_AFTER = 65
-"""Rounds of all requests after which it is known. A card is worth as much."""
+"""What the decaying count of all requests' rounds has reached, after about 80, when it is known. A card is worth as
+much."""
 SHARED_WEIGHT = 4.0
 UNKNOWN = 0.6
 """Chance that a token is kept, of a drafter of which nothing is known."""

@@ -70,7 +70,8 @@ class Segment:
 class Pass:
     """What a forward pass gives: logits (float32 or float64; None when not asked for) and hidden states.
 
-    `features_MF` holds the outputs of the asked layers side by side, in the order asked; None when none was.
+    `features_MF` holds the outputs of the asked layers side by side, in the order asked; None when none was. No later
+    pass writes to their memory: drafters keep them.
     """
 
     logits_MV: Tensor | None

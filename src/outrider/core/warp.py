@@ -80,7 +80,7 @@ def warp(logits_MV: Tensor, contexts: Seq[RowContext]) -> Rows:
     count, size = logits_MV.shape
     assert count == len(contexts), f"{count} rows of logits for {len(contexts)} contexts"
     logits_MV = _edited(logits_MV, contexts)
-    likeliest_M, top_M = _likeliest(logits_MV)
+    likeliest_M, top_M = _argmax(logits_MV)
     bad_M = [not math.isfinite(top) for top in top_M]
     one_hot_M = [bad or context.seq.params.greedy for bad, context in zip(bad_M, contexts, strict=True)]
     highest_Mb = None if all(one_hot_M) else block_maxima(logits_MV)
@@ -100,7 +100,7 @@ def distribution(logits_V: Tensor, params: SamplingParams) -> Row:
     return Processed(logits_V, highest_b, float(highest_b.max()), params).distribution()
 
 
-def _likeliest(logits_MV: Tensor) -> tuple[list[int], list[float]]:
+def _argmax(logits_MV: Tensor) -> tuple[list[int], list[float]]:
     """By row: the likeliest token, the lowest index on ties, and its logit; NaN where one of them is."""
     rows_MV = logits_MV.numpy(force=True)  # whose argmax takes a tenth of the time
     tokens_M = rows_MV.argmax(1).tolist()

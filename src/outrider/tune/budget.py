@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from outrider.control.cost_model import CostModel
 from outrider.engine.prompt_file import Conversation
-from outrider.errors import ConfigError
 
 ENOUGH_PROMPTS = 8
 """With fewer prompts than this for the budget, one candidate is measured instead of several."""
@@ -15,47 +14,66 @@ ENOUGH_PROMPTS = 8
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Seconds for one prompt: to record its answer at every temperature, and to answer it in one lane."""
+    """Seconds for one prompt: to record its answer at every temperature, and to answer it in one lane. `beside` are the
+    lanes that are measured beside the candidates: plain, and perhaps a server."""
 
     record_s: float
     lane_s: float
+    beside: int = 1
 
     def seconds(self, prompts: int, measured: int) -> float:
-        """Of the whole work; plain is measured beside the candidates."""
-        lanes = measured + 1 if measured else 0
+        """Of the whole work but warming up."""
+        lanes = measured + self.beside if measured else 0
         return prompts * (self.record_s + lanes * self.lane_s)
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What is done: these prompts, so many candidates measured, about so long. `notes` say what was left out."""
+    """What is done: these prompts, so many candidates measured, about so long (None: not known). `notes` say what was
+    left out."""
 
     prompts: list[Conversation]
     measured: int
-    seconds: float
+    seconds: float | None
     notes: tuple[str, ...]
 
 
 def load_of(
-    costs: CostModel, drafters: Seq[str], k: int, tokens: int, *, temperatures: int, repeat: int, prompt_tokens: float
+    costs: CostModel,
+    drafters: Seq[str],
+    k: int,
+    tokens: int,
+    *,
+    temperatures: Seq[float],
+    repeat: int,
+    prompt_tokens: float,
+    beside: int = 1,
 ) -> Load:
-    """By the cost model, for answers of `tokens` tokens behind prompts of `prompt_tokens`. A prompt is read in wide
-    passes, by the target and by whoever drafts."""
-    plain_s = tokens * costs.round_s(1, prompt_tokens + tokens / 2, greedy=True)
+    """By the cost model, for answers of `tokens` tokens behind prompts of `prompt_tokens`; lanes are measured at the
+    first temperature. A prompt is read in wide passes, by the target and by whoever drafts."""
     read_s = costs.pass_s(prompt_tokens, prompt_tokens / 2)
     reading_s = [costs.catch_up_s(name, round(prompt_tokens)) for name in drafters]
-    draft_s = sum(costs.draft_s(name, k, greedy=False) for name in drafters)
-    record_s = read_s + sum(reading_s) + plain_s + tokens * draft_s
-    return Load(temperatures * record_s, repeat * (read_s + max(reading_s, default=0.0) + plain_s))
+
+    def plain_s(temperature: float) -> float:
+        return tokens * costs.round_s(1, prompt_tokens + tokens / 2, greedy=temperature == 0)
+
+    def record_s(temperature: float) -> float:
+        draft_s = sum(costs.draft_s(name, k, greedy=temperature == 0) for name in drafters)
+        return read_s + sum(reading_s) + plain_s(temperature) + tokens * draft_s
+
+    lane_s = read_s + max(reading_s, default=0.0) + plain_s(temperatures[0])
+    return Load(sum(map(record_s, temperatures)), repeat * lane_s, beside)
 
 
-def fit(prompts: Seq[Conversation], measured: int, load: Load, budget_s: float | None) -> Share:
-    """The most prompts that the budget holds, spread over the categories; all of them without one."""
+def fit(prompts: Seq[Conversation], measured: int, load: Load | None, budget_s: float | None) -> Share:
+    """The most prompts that the budget holds, spread over the categories; all of them without one, or where the load is
+    not known."""
+    if load is None:
+        return Share(list(prompts), measured, None, ())
     whole = load.seconds(len(prompts), measured)
     if budget_s is None or whole <= budget_s:
         return Share(list(prompts), measured, whole, ())
-    if budget_s <= 0:
-        raise ConfigError(f"--time-budget {budget_s:g} is not allowed: give seconds above 0")
+    assert budget_s > 0, f"a budget of {budget_s} s"
     lanes = measured if budget_s >= load.seconds(min(ENOUGH_PROMPTS, len(prompts)), measured) else min(measured, 1)
     count = max(1, min(len(prompts), int(budget_s / max(load.seconds(1, lanes), 1e-9))))
     seconds = load.seconds(count, lanes)

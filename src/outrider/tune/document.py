@@ -132,7 +132,8 @@ def figures(tuned: Tuned) -> dict[str, float]:
     about, paper = tuned.verdict.about, tuned.paper
     predicted = tuned.first.plain[ALL].tok_s
     plain = next((check.measured_tok_s for check in tuned.checks if check.lane == PLAIN), None)
-    found = {"ratio": tuned.verdict.ratio, "plain_tok_s": predicted if plain is None else plain}
+    found = {"temperature": tuned.first.record.temperature, "ratio": tuned.verdict.ratio}
+    found["plain_tok_s"] = predicted if plain is None else plain
     if plain is not None:
         found["predicted_plain_tok_s"] = predicted
     if about is not None and paper is not None:

@@ -1,4 +1,5 @@
-"""What `tune` would do, and about how long it takes, before anything is loaded: a pass reads the weights once."""
+"""What `tune` would do, and about how long it takes, before anything is loaded: a pass reads the weights once. The
+reading of prompts, warming up and a server's answers are not in it."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ DRY_RUN_SCHEMA = "outrider.tune_dry_run/1"
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """`seconds` is a lower bound by the files' sizes and the memory bandwidth; None where a model is not here yet."""
+    """`tokens` and `seconds` are of answers of full length, the seconds by the files' sizes and the memory bandwidth;
+    None where a model is not here yet."""
 
     models: tuple[str, ...]
     candidates: int
@@ -34,7 +36,10 @@ class Estimate:
         if self.seconds is None:
             took = "how long that takes cannot be told before the models are here (outrider models pull)"
         else:
-            took = f"that takes at least about {self.seconds:.0f} s, by the size of the files and the memory's speed"
+            took = (
+                f"that takes about {self.seconds:.0f} s or more where answers have their full length, by the size of "
+                "the files and the memory's speed"
+            )
         return [
             f"would load {' and '.join(self.models)}, and measure what passes and drafts cost unless that is known",
             f"would record {self.prompts} prompts, predict {self.candidates} candidates, and measure {self.measured} "
@@ -52,8 +57,8 @@ class Estimate:
 def estimate(models: tuple[str, ...], wanted: Wanted, prompts: Seq[Conversation], most_tokens: int) -> Estimate:
     """Of answers of at most `most_tokens` tokens; `models` are the target and perhaps a draft. Nothing is fetched."""
     steps = _steps_s(models)
-    load = Load(0.0, 0.0) if steps is None else _load(steps, wanted, most_tokens)
-    share = fit(prompts, wanted.most_measured, load, wanted.time_budget if steps else None)
+    load = None if steps is None else _load(steps, wanted, most_tokens)
+    share = fit(prompts, wanted.most_measured, load, wanted.time_budget)
     passes = len(wanted.temperatures) + (share.measured + 1 if share.measured else 0) * wanted.repeat
     return Estimate(
         models,
@@ -61,7 +66,7 @@ def estimate(models: tuple[str, ...], wanted: Wanted, prompts: Seq[Conversation]
         len(share.prompts),
         share.measured,
         len(share.prompts) * passes * most_tokens,
-        share.seconds if steps else None,
+        share.seconds,
         share.notes,
     )
 

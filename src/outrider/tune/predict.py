@@ -88,11 +88,11 @@ def predict(record: Record, drafters: Seq[str], ks: Seq[int], costs: CostModel) 
     plain, found = dict[str, Replayed](), dict[str, list[Prediction]]()
     for category in categories(record):
         answers = [answer for answer in record.answers if category in (ALL, answer.category)]
-        base = replay(answers, NO_DRAFTER, 0, costs, greedy=record.rule == "greedy")
+        base = replay(answers, NO_DRAFTER, 0, costs, greedy=record.greedy)
         plain[category] = base
         found[category] = []
         for candidate in wanted:
-            made = replay(answers, candidate.drafter, candidate.k, costs, greedy=record.rule == "greedy")
+            made = replay(answers, candidate.drafter, candidate.k, costs, greedy=record.greedy)
             ratio = made.tok_s / base.tok_s if base.tok_s else 0.0
             found[category].append(Prediction(candidate, category, made, ratio))
     ranked = sorted(found.pop(ALL), key=lambda one: (-one.ratio, one.candidate.k))

@@ -74,6 +74,10 @@ class Record:
     answers: tuple[Answer, ...]
     failed: Mapping[str, str]
 
+    @property
+    def greedy(self) -> bool:
+        return self.rule == "greedy"
+
 
 class Recorder:
     """A drafter that asks others and offers nothing."""

@@ -92,7 +92,7 @@ def _map(tuned: Tuned, about: Prediction, cost: Cost) -> Plot:
     k = about.replayed.size
     placed, rows = list[tuple[float, float]](), []
     for number, one in enumerate(best_of_each(tuned), 1):
-        own = on_paper(one, tuned.costs, tuned.context, greedy=tuned.first.record.rule == "greedy").cost
+        own = on_paper(one, tuned.costs, tuned.context, greedy=tuned.first.record.greedy).cost
         share, made = one.replayed.alpha, one.replayed
         drafting = made.drafting / max(made.stats.rounds, 1)
         placed.append((own.c, share))
@@ -110,7 +110,7 @@ def _map(tuned: Tuned, about: Prediction, cost: Cost) -> Plot:
     sentence = (
         f"Speed over plain by how often a draft token is kept (alpha) and what it costs (c), for drafts of {k} "
         "token(s) and this machine's pass times, in rounds that have a draft; the numbered dots are the drafters here, "
-        "each at its best length. Drafting: the share of its rounds that have a draft."
+        "each at its best length (the verdict's as chosen). Drafting: the share of its rounds that have a draft."
     )
     edges = ("below 0.5 x", "0.5", "0.7", "0.85", "1 x and more", "1.2", "1.5", "2 x and more")
     legend = [(text, f"--m{number}") for number, text in enumerate(edges)]
@@ -165,20 +165,21 @@ def _roofline(tuned: Tuned) -> Plot:
 
 
 def _by_category(tuned: Tuned) -> Plot:
-    """The verdict's candidate by category: predicted, and measured where it was."""
-    about = tuned.verdict.about
+    """The verdict's candidate by category: as the verdict has it, measured or predicted."""
+    about, how = tuned.verdict.about, "measured" if tuned.verdict.measured else "predicted"
     rows, bars = [], dict[str, tuple[float]]()
     for category in [ALL, *tuned.first.by_category] if about else []:
         assert about is not None
         one = tuned.first.of(about.candidate, category)
         found = [s for s in tuned.summaries if s.lane == about.candidate.name and s.category == category]
         measured = found[0].speedup.of_totals if found and found[0].speedup else None
-        bars[category] = (measured if measured is not None else one.ratio,)
+        shown = measured if tuned.verdict.measured else one.ratio
+        if shown is not None:
+            bars[category] = (shown,)
         length = f"{one.replayed.stats.acceptance_length:.2f}"
         rows.append([category, f"{one.ratio:.2f} x", "-" if measured is None else f"{measured:.2f} x", length])
     drawn, height = stacked(bars, " x", 1.0)
     name = about.candidate.name if about else "no candidate"
-    how = "measured" if tuned.verdict.measured else "predicted"
     title = f"By kind of prompt: {name}"
     sentence = f"Speed over plain by category of prompt, {how}; below 1, the dashed line, it is slower than plain."
     header = ["category", "predicted", "measured", "tokens a round"]

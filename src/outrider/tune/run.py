@@ -60,8 +60,8 @@ class Wanted:
 @dataclass(frozen=True, slots=True)
 class Tuned:
     """What came of it. `predicted` is by temperature, in order; `paper` is of the candidate that the verdict is about,
-    behind `context` tokens. `costs` are the kept ones times `pace`: as long as a plain round takes just before the
-    measurement, relative to when they were kept."""
+    behind `context` tokens. `pace` is what a plain round took right before the measurement over what the kept costs
+    have; `costs` are those times it."""
 
     wanted: Wanted
     share: Share
@@ -84,10 +84,14 @@ class Tuned:
     def notes(self) -> list[str]:
         """What was left out, failed, or is doubtful."""
         said = [*self.share.notes, *_drifted(self.pace), *_far(self.checks)]
-        for name, why in self.first.record.failed.items():
-            said.append(f"drafter {name} failed and was left out: {why}")
-        silent = [p.drafter for p in self.profiles[0] if p.category == ALL and not any(p.by_position)]
-        said += [f"drafter {name}: not one draft token would have been kept" for name in silent]
+        for predicted in self.predicted:
+            at = f" at temperature {predicted.record.temperature:g}" if len(self.predicted) > 1 else ""
+            failed = predicted.record.failed.items()
+            said += [f"drafter {name} failed{at} and was left out: {why}" for name, why in failed]
+        for profile in self.profiles[0]:
+            if profile.category == ALL and not any(profile.by_position):
+                what = "would have been kept" if profile.by_position else "was drafted"
+                said.append(f"drafter {profile.drafter}: not one draft token {what}")
         return said + (self.measured.notes if self.measured else []) + summary_notes(self.summaries)
 
 
@@ -105,7 +109,7 @@ def tune(
 ) -> Tuned:
     """Everything but the files. The engine of `llm` must be idle and have the drafters loaded. `doubts`: what is known
     to make the figures provisional."""
-    share = _share(llm, prompts, params, wanted, costs, raw)
+    share = _share(llm, prompts, params, wanted, costs, raw, peer)
     records = list(_records(llm, share.prompts, params, wanted, raw, bar))
     context = _context(records[0])
     now = pace(llm, costs, context)
@@ -117,7 +121,7 @@ def tune(
     found = checks(first, summaries)
 
     def paper_of(prediction: Prediction) -> OnPaper:
-        return on_paper(prediction, costs, context, greedy=first.record.rule == "greedy")
+        return on_paper(prediction, costs, context, greedy=first.record.greedy)
 
     def between_lanes(lane: str, other: str) -> Interval | None:
         return between(measured, lane, other) if measured else None
@@ -140,18 +144,27 @@ def tune(
 
 
 def _share(
-    llm: LLM, prompts: Seq[Conversation], params: SamplingParams, wanted: Wanted, costs: CostModel, raw: bool
+    llm: LLM,
+    prompts: Seq[Conversation],
+    params: SamplingParams,
+    wanted: Wanted,
+    costs: CostModel,
+    raw: bool,
+    peer: Peer | None,
 ) -> Share:
-    """What of the work is done, by the costs at the pace of now."""
+    """What of the work is done: where the time is bounded, what fits by the costs at the pace of now."""
+    if wanted.time_budget is None:
+        return fit(prompts, wanted.most_measured, None, None)
     length = fmean(len(ids) for _, ids in _encoded(llm, prompts, raw))
     load = load_of(
         costs.times(pace(llm, costs, length)),
         wanted.drafters,
         max(wanted.ks),
         params.max_tokens or 256,
-        temperatures=len(wanted.temperatures),
+        temperatures=wanted.temperatures,
         repeat=wanted.repeat,
         prompt_tokens=length,
+        beside=1 + (peer is not None),
     )
     return fit(prompts, wanted.most_measured, load, wanted.time_budget)
 
@@ -225,6 +238,6 @@ def _far(found: Seq[Check]) -> list[str]:
     if not far:
         return []
     return [
-        f"predicted and measured speeds differ by more than {FAR:.0%} for {', '.join(far)}: the machine was disturbed, "
-        "or the kept costs are of another time (--refresh)"
+        f"predicted and measured speeds differ by more than {FAR:.0%} for {', '.join(far)}: the machine changed "
+        "meanwhile, or what passes and drafts cost relative to each other is another than was kept (--refresh)"
     ]

@@ -115,19 +115,25 @@ def decide(
     doubts: Seq[str] = (),
 ) -> Verdict:
     """The fastest of the measured candidates if it is worth switching on; of the predicted ones where none was
-    measured soundly. `on_paper` gives a candidate in the terms of the formulas, `between` the interval of the speed-up
-    of one measured lane over another; `doubts`, and what the figures leave open, make the verdict provisional.
+    measured soundly, leaving out those that changed answers. `on_paper` gives a candidate in the terms of the formulas,
+    `between` the interval of the speed-up of one measured lane over another; `doubts`, and what the figures leave open,
+    make the verdict provisional.
     """
     tried = [check for check in found if check.lane != PLAIN and check.measured_ratio]
     sound = [check for check in tried if not check.diverged and not check.implausible]
     if not predicted.candidates:
         return Verdict(None, None, 1.0, False, "Leave speculation off: no drafter could be tried.", (), tuple(doubts))
     if not sound:
-        prediction = predicted.candidates[0]
+        changed = {check.lane for check in found if check.diverged}
+        left = [one for one in predicted.candidates if one.candidate.name not in changed]
+        if not left:
+            sentence = "Leave speculation off: every candidate changed answers."
+            return Verdict(None, None, 1.0, False, sentence, tuple(_broken(found)), tuple(doubts))
+        prediction = left[0]
         how = "predicted, not measured soundly" if tried else "predicted, not measured"
         reasons = [*_why(prediction, None), *_others(predicted, prediction, sound), *_broken(found)]
         made = Verdict(prediction, None, prediction.ratio, False, "", tuple(reasons), tuple(doubts))
-        return _said(made, how, on_paper)
+        return _said(made, how, predicted.record.temperature, on_paper)
     fastest = max(sound, key=lambda check: check.measured_ratio or 0.0)
     prediction = next(one for one in predicted.candidates if one.candidate.name == fastest.lane)
     reasons = [*_why(prediction, fastest), *_others(predicted, prediction, sound), *_broken(found)]
@@ -135,14 +141,14 @@ def decide(
     every = (*doubts, *_left_open(fastest))
     ratio = fastest.measured_ratio or 0.0
     made = Verdict(prediction, None, ratio, True, "", tuple(reasons), every, fastest.interval, tuple(equal))
-    return _said(made, _measured(fastest), on_paper)
+    return _said(made, _measured(fastest), predicted.record.temperature, on_paper)
 
 
-def _said(made: Verdict, how: str, on_paper: Callable[[Prediction], OnPaper]) -> Verdict:
-    """With what is chosen, and in words; `how` says how its ratio is known."""
+def _said(made: Verdict, how: str, temperature: float, on_paper: Callable[[Prediction], OnPaper]) -> Verdict:
+    """With what is chosen, and in words; `how` says how its ratio is known, at this temperature."""
     prediction = made.about
     assert prediction is not None
-    figure = f"{made.ratio:.2f} x plain ({how})"
+    figure = f"{made.ratio:.2f} x plain ({how}{f', at temperature {temperature:g}' if temperature else ''})"
     later = f" Provisional: {', and '.join(made.doubts)}." if made.doubts else ""
     if made.ratio >= MATTERS:
         candidate = prediction.candidate
