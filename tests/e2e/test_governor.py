@@ -14,6 +14,7 @@ from outrider.cli.main import main
 from outrider.control.governor import GovernorController
 from outrider.core.draft import SeqDraft
 from outrider.core.types import Sequence
+from outrider.drafters.cascade import CascadeDrafter
 from outrider.engine.report import completion_json
 from outrider.errors import ConfigError
 from tests.e2e.test_batch import Scripted
@@ -83,6 +84,23 @@ def test_a_useless_drafter_is_left_in_peace() -> None:
     )
     assert stats.drafted > 0
     assert seconds <= 300 / 0.97
+
+
+def test_a_drafter_of_drafters_stands_for_its_members() -> None:
+    """Nothing is lost by weighing them, too, but time; a request that names one gets it."""
+    answer = plain_answer()
+    llm, drafters = governed(["wrong", "right"], answer)
+    cascade = CascadeDrafter(drafters=[drafters["right"], drafters["wrong"]])
+    costs = one_context(PASSES, {name: [0.1 * k for k in range(1, 9)] for name in ("right", "wrong", "cascade")})
+    governor = GovernorController(costs, ["wrong", "right", "cascade"])
+    llm = LLM.from_parts(random_table(V, seed=1), {**drafters, "cascade": cascade}, controller=governor)
+    [result] = llm.generate([2], PARAMS)
+    assert (result.token_ids, result.completions[0].method) == (answer, "cascade")
+    assert {switch.drafter for switch in result.completions[0].switches} <= {"cascade", "none"}
+    [named] = llm.generate([2], PARAMS, speculation=Speculation("right"))
+    assert (named.token_ids, named.completions[0].method) == (answer, "right")
+    assert named.stats.accepted > 0
+    assert {switch.drafter for switch in named.completions[0].switches} <= {"right", "none"}
 
 
 @pytest.mark.parametrize("params", [PARAMS, SamplingParams(temperature=1.0, seed=5, max_tokens=40)])

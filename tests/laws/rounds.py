@@ -114,7 +114,7 @@ class CautiousController:
     def budgets(self, seqs: Seq[Sequence], rooms: Seq[int]) -> list[int]:
         return [2 if self.accepted.get(seq.id, 1) else 1 for seq in seqs]
 
-    def observe(self, seq: Sequence, asked: int, drafted: int, accepted: int) -> None:
+    def observe(self, seq: Sequence, asked: int, drafted: int, accepted: int, source: str) -> None:
         self.accepted[seq.id] = accepted
 
 
@@ -127,7 +127,7 @@ class BudgetController:
     def budgets(self, seqs: Seq[Sequence], rooms: Seq[int]) -> list[int]:
         return [self.k[seq.id] for seq in seqs]
 
-    def observe(self, seq: Sequence, asked: int, drafted: int, accepted: int) -> None:
+    def observe(self, seq: Sequence, asked: int, drafted: int, accepted: int, source: str) -> None:
         return
 
 

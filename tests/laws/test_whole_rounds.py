@@ -78,7 +78,7 @@ def test_the_governor_of_these_laws_decides_by_outcomes() -> None:
         assert k == 2
         for _ in range(2):
             seq.tokens += [0] * (accepted + 1)
-            controller.observe(seq, k, 2, accepted)
+            controller.observe(seq, k, 2, accepted, "table")
             [k] = controller.budgets([seq], [9])
         decided.add(k)
     assert len(decided) == 2

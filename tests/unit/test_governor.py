@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from outrider.control.acceptance import Acceptance, SharedAcceptance, alpha_of
+from outrider.control.acceptance import Acceptance, Makers, SharedAcceptance, alpha_of
 from outrider.control.cost_model import CostModel, Curve, DraftCost, DraftCurves
 from outrider.control.governor import LOG_LENGTH, PROBE_SHARE, PROBE_START, GovernorController
 from outrider.core.types import SamplingParams, Sequence
@@ -80,7 +80,7 @@ class Stream:
             while accepted < drafted and self.random.random() < kept:
                 accepted += 1
         self.seq.tokens += [0] * (accepted + 1)
-        self.governor.observe(self.seq, k, drafted, accepted)
+        self.governor.observe(self.seq, k, drafted, accepted, drafter)
 
     def run(self, text: Text, tokens: int) -> tuple[float, float]:
         """(seconds expected of the choices made, seconds of the best fixed choice for the same tokens)."""
@@ -104,6 +104,36 @@ def test_a_useless_drafter_costs_less_than_3_percent() -> None:
     late = [k for _, k in stream.rounds[100:]]
     assert set(late) == {0, 1}, "it is tried now and then, with one token"
     assert 0 < sum(late) < 0.1 * len(late)
+
+
+def test_a_draft_that_is_handed_on_costs_what_its_maker_takes() -> None:
+    """A cascade drafts as dearly as its head where the head drafts, and for nothing where suffix does."""
+    passes = {rows: 0.010 * v for rows, v in enumerate(V, 1)}
+    costs = one_context(passes, {"suffix": [0.00002] * 8, "cascade": [0.015] * 8})
+    chosen = {}
+    for source in ("suffix", "cascade", "unheard of"):
+        governor, seq = GovernorController(costs, ["cascade"]), sequence()
+        for _ in range(40):
+            [k] = governor.budgets([seq], [99])
+            seq.tokens += [0] * (2 if k else 1)
+            governor.observe(seq, k, min(k, 2), min(k, 1), source)
+        chosen[source] = governor.budgets([seq], [99])[0] > 0
+    assert chosen == {"suffix": True, "cascade": False, "unheard of": False}
+
+
+def test_makers_are_counted_of_the_request_and_of_all() -> None:
+    every = Makers(0.995)
+    one, other = Makers(0.5, every), Makers(0.5, every)
+    assert one.shares() == {}
+    for source in ("suffix", "suffix", "head"):
+        one.add(source)
+    assert sum(one.shares().values()) == pytest.approx(1.0)
+    assert one.counts == {"suffix": 0.75, "head": 1.0}
+    assert other.shares() == pytest.approx(every.shares())
+    assert every.shares()["suffix"] == pytest.approx(2 / 3, abs=0.01)
+    for _ in range(20):
+        other.add("head")
+    assert other.shares()["head"] > every.shares()["head"] > one.shares()["head"]
 
 
 def test_a_second_request_starts_from_what_the_first_has_shown() -> None:

@@ -63,7 +63,7 @@ class Eager:
         self.rooms += rooms
         return [9] * len(seqs)
 
-    def observe(self, seq, asked, drafted, accepted) -> None:
+    def observe(self, seq, asked, drafted, accepted, source) -> None:
         self.seen.append((asked, drafted, accepted))
 
 

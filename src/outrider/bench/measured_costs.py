@@ -245,7 +245,7 @@ class _Script:
         k = next(self._ks, 0)
         return [min(k, room) for room in rooms]
 
-    def observe(self, seq: Sequence, asked: int, drafted: int, accepted: int) -> None:
+    def observe(self, seq: Sequence, asked: int, drafted: int, accepted: int, source: str) -> None:
         return
 
 

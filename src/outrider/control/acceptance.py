@@ -18,7 +18,8 @@ PRIOR_LEAST, PRIOR_MOST = 1.5, 8.0
 KNOWN_AFTER = 65
 """What the decaying count of all requests' rounds has reached, after about 80, when it is known. A card is worth as
 much."""
-SHARED_WEIGHT = 4.0
+SHARED_WEIGHT, CARD_WEIGHT = 4.0, 12.0
+"""Rounds that what is known before the first request counts for: a guess, and a card."""
 UNKNOWN = 0.6
 """Chance that a token is kept, of a drafter of which nothing is known."""
 DRIFT, ALARM = 0.5, 4.0
@@ -52,6 +53,31 @@ class Counts:
         self.reached, self.drafted = other.reached[:], other.drafted[:]
 
 
+class Makers:
+    """Who made the drafts that a drafter gave: for one that hands on what its members draft, mostly one of these.
+    Decaying counts of rounds, in which what `shared` has counted of all requests weighs as SHARED_WEIGHT rounds."""
+
+    def __init__(self, decay: float, shared: Makers | None = None) -> None:
+        self.decay, self.shared = decay, shared
+        self.counts: dict[str, float] = {}
+
+    def add(self, source: str) -> None:
+        for name in self.counts:
+            self.counts[name] *= self.decay
+        self.counts[source] = self.counts.get(source, 0.0) + 1.0
+        if self.shared is not None:
+            self.shared.add(source)
+
+    def shares(self) -> dict[str, float]:
+        """They add up to 1; empty where nothing was drafted yet."""
+        whole = dict(self.counts)
+        before = {} if self.shared is None else self.shared.shares()
+        for name, share in before.items():
+            whole[name] = whole.get(name, 0.0) + SHARED_WEIGHT * share
+        total = sum(whole.values())
+        return {name: count / total for name, count in whole.items()}
+
+
 class SharedAcceptance:
     """What all requests have shown of a drafter; where each of them starts from. `alpha` is what its card says, if it
     has one."""
@@ -60,6 +86,7 @@ class SharedAcceptance:
         self.alpha = UNKNOWN if alpha is None else alpha
         self.carded = alpha is not None
         self.counts = Counts(size, SHARED)
+        self.makers = Makers(SHARED)
         self._rates: tuple[list[float], list[float]] | None = None
 
     def add(self, asked: int, drafted: int, accepted: int) -> None:
@@ -86,7 +113,8 @@ class SharedAcceptance:
     def _estimated(self) -> tuple[list[float], list[float]]:
         kept, drafted, before = [], [], (self.alpha, 1.0)
         for i in range(self.counts.size):
-            kept.append(_rate(self.counts.kept[i], self.counts.tried[i], before[0], SHARED_WEIGHT))
+            weight = CARD_WEIGHT if self.carded else SHARED_WEIGHT
+            kept.append(_rate(self.counts.kept[i], self.counts.tried[i], before[0], weight))
             drafted.append(_rate(self.counts.drafted[i], self.counts.reached[i], before[1], SHARED_WEIGHT))
             before = kept[-1], drafted[-1]
         return kept, drafted
@@ -103,6 +131,7 @@ class Acceptance:
         self.shared = shared
         size = shared.counts.size
         self.slow, self.fast = Counts(size, SLOW), Counts(size, FAST)
+        self.makers = Makers(SLOW, shared.makers)
         self._high = self._low = 0.0
         self._changed = False
         self._gains: tuple[list[float], list[float]] | None = None

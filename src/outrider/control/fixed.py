@@ -25,5 +25,5 @@ class FixedController:
         asked = (self.k if seq.k is None else min(self.k, seq.k) for seq in seqs)
         return [min(pair) for pair in zip(asked, rooms, strict=True)]
 
-    def observe(self, seq: Sequence, asked: int, drafted: int, accepted: int) -> None:
+    def observe(self, seq: Sequence, asked: int, drafted: int, accepted: int, source: str) -> None:
         return

@@ -59,15 +59,22 @@ class Option:
 
 
 @dataclass(frozen=True, slots=True)
-class _Others:
-    """What the rest of the batch is expected to do in the coming round, however this sequence is run.
+class _Drafting:
+    """How a drafter drafts: the share of each of its makers, and whether at temperature 0 (`greedy`)."""
 
-    `drafts` are those that it makes: drafter, steps, and whether at temperature 0.
-    """
+    drafter: str
+    makers: Mapping[str, float]
+    greedy: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Others:
+    """What the rest of the batch is expected to do in the coming round, however this sequence is run; `drafts` with
+    their steps."""
 
     tokens: float = 0.0
     rows: float = 0.0
-    drafts: tuple[tuple[str, float, bool], ...] = ()
+    drafts: tuple[tuple[_Drafting, float], ...] = ()
 
 
 @dataclass(slots=True)
@@ -173,7 +180,7 @@ class GovernorController:
             probe, state.now = probe or own, own or state.chosen
         return [min(state.now.k, state.room) for state in states]
 
-    def observe(self, seq: Sequence, asked: int, drafted: int, accepted: int) -> None:
+    def observe(self, seq: Sequence, asked: int, drafted: int, accepted: int, source: str) -> None:
         state = self._states[seq.id]
         if seq.finished:  # a stop may have cut what was accepted
             return
@@ -189,6 +196,7 @@ class GovernorController:
             state.idle[name] += emitted
             state.waited[name] += 1
         if asked:
+            state.acceptance[option.drafter].makers.add(source if source in self.costs.drafters else option.drafter)
             changed = state.acceptance[option.drafter].add(asked, drafted, accepted)
             if changed:
                 state.why, state.purse_s = "the text has changed", PROBE_MOST * plain_s
@@ -222,7 +230,9 @@ class GovernorController:
         return _Others(
             sum(other.chosen.tokens for other in rest),
             sum(other.chosen.rows for other in rest),
-            tuple((other.chosen.drafter, other.chosen.steps, other.greedy) for other in rest if other.chosen.k),
+            tuple(
+                (self._drafting(other, other.chosen.drafter), other.chosen.steps) for other in rest if other.chosen.k
+            ),
         )
 
     def _option(self, state: _State, drafter: str, k: int) -> Option:
@@ -238,17 +248,22 @@ class GovernorController:
             self._draft_s[key] = [self.costs.draft_s(drafter, k, batch, greedy=greedy) for k in range(self.most + 1)]
         return self._draft_s[key]
 
-    def _draft_of(self, drafter: str, steps: float, batch: int, greedy: bool) -> float:
+    def _drafting(self, state: _State, drafter: str) -> _Drafting:
+        return _Drafting(drafter, state.acceptance[drafter].makers.shares() or {drafter: 1.0}, state.greedy)
+
+    def _draft_of(self, how: _Drafting, steps: float, batch: int) -> float:
         """One of `batch` drafts that are made together."""
-        drafts_s = self._drafts_s(drafter, batch, greedy)
-        low = min(int(steps), self.most - 1)
-        return drafts_s[low] + (steps - low) * (drafts_s[low + 1] - drafts_s[low])
+        low, whole_s = min(int(steps), self.most - 1), 0.0
+        for maker, share in how.makers.items():
+            drafts_s = self._drafts_s(maker, batch, how.greedy)
+            whole_s += share * (drafts_s[low] + (steps - low) * (drafts_s[low + 1] - drafts_s[low]))
+        return whole_s
 
     def _drafting_s(self, state: _State, drafter: str, steps: float, others: _Others) -> float:
         """What all drafts of a round cost when this sequence drafts so: those of one drafter are made together."""
-        drafts = [*others.drafts, (drafter, steps, state.greedy)] if steps else others.drafts
-        together = Counter(name for name, _, _ in drafts)
-        return sum(self._draft_of(name, length, together[name], greedy) for name, length, greedy in drafts)
+        drafts = [*others.drafts, (self._drafting(state, drafter), steps)] if steps else others.drafts
+        together = Counter(how.drafter for how, _ in drafts)
+        return sum(self._draft_of(how, length, together[how.drafter]) for how, length in drafts)
 
     def _rate(self, seq: Sequence, state: _State, option: Option, others: _Others) -> float:
         """Tokens a second of the whole batch when this sequence is run so until its end."""
@@ -262,8 +277,9 @@ class GovernorController:
     def _best(self, seq: Sequence, state: _State, drafter: str, others: _Others) -> Option:
         """The best K of a drafter, from 1."""
         kept, drafted = state.acceptance[drafter].gains()
-        together = 1 + sum(name == drafter for name, _, _ in others.drafts)
-        drafts_s = [self._draft_of(drafter, 1 + steps, together, state.greedy) for steps in drafted[: state.room]]
+        together = 1 + sum(other.drafter == drafter for other, _ in others.drafts)
+        how = self._drafting(state, drafter)
+        drafts_s = [self._draft_of(how, 1 + steps, together) for steps in drafted[: state.room]]
         spent_s = self._drafting_s(state, drafter, 1, others) - drafts_s[0]
         context, tokens, rows = len(seq.tokens), 1 + others.tokens, 1 + others.rows
         rates = [
@@ -336,11 +352,11 @@ class GovernorController:
         """Whether a drafter pays by what all requests have shown."""
         kept, drafted = self.shared[drafter].gains()
         context = len(seq.tokens)
+        how = _Drafting(drafter, self.shared[drafter].makers.shares() or {drafter: 1.0}, state.greedy)
         plain_s = self._round_s(1, context, state.greedy)
         return any(
             (1 + kept[k]) * plain_s
-            > self._round_s(1 + drafted[k], context, state.greedy)
-            + self._draft_of(drafter, 1 + drafted[k - 1], 1, state.greedy)
+            > self._round_s(1 + drafted[k], context, state.greedy) + self._draft_of(how, 1 + drafted[k - 1], 1)
             for k in range(1, state.room + 1)
         )
 

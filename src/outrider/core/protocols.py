@@ -252,9 +252,9 @@ class Controller(Protocol):
         its answer and the context leave, and its own `k`."""
         ...
 
-    def observe(self, seq: Sequence, asked: int, drafted: int, accepted: int) -> None:
+    def observe(self, seq: Sequence, asked: int, drafted: int, accepted: int, source: str) -> None:
         """What became of a round: of the `asked` nodes that were allowed, `drafted` reached the target, and the first
-        `accepted` became final."""
+        `accepted` became final. `source` made the draft: a drafter, or a member of one."""
         ...
 
 

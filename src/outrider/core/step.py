@@ -95,7 +95,7 @@ def spec_step(
             drafter.commit(
                 seq, Committed(seq.tokens[-emitted:], accepted, _rows(out.features_MF, start, kept[:emitted]))
             )
-            controller.observe(seq, budgets[b], d.size, accepted)
+            controller.observe(seq, budgets[b], d.size, accepted, d.source)
             seq.stats.record(depths(d.parents), accepted, emitted - accepted, verdict.n_accept + 1 - emitted)
         seq.stats.draft_passes += d.passes
         rounds.append(SeqRound(seq, position, d, checked[b][1], p_rows, verdict, accepted, emitted))

@@ -76,6 +76,9 @@ class Engine:
         self._ids = itertools.count()
         self._events: list[TokenEvent] = []
         self._constraints: ConstraintFactory | None = None
+        self._members = {
+            name: {member.name for member in getattr(drafter, "drafters", ())} for name, drafter in drafters.items()
+        }
 
     def add(self, request: Request) -> int:
         """Queues a request and returns its id. Raises UserError, changing nothing, if it cannot run."""
@@ -174,12 +177,15 @@ class Engine:
             raise RequestError("stop strings and json_schema need a tokenizer: this engine was given none")
 
     def _may_draft(self, request: Request, method: str, rule: Verifier) -> list[str]:
-        """The request's drafter, and behind it those that a governor may switch to."""
+        """The request's drafter, and behind it those that a governor may switch to. A cascade stands for its members:
+        it chooses between them by their drafts, which a governor may not see."""
         if self._governor is None or request.speculation.method is not None:
             return [method]
         passed_over = {method, NO_DRAFTER} | (set() if request.prediction is not None else {"prediction"})
         others = {name: drafter for name, drafter in self.router.drafters.items() if name not in passed_over}
-        return [method, *(n for n, other in others.items() if not unjudgeable(n, other, rule, self.target))]
+        names = [method, *(n for n, other in others.items() if not unjudgeable(n, other, rule, self.target))]
+        parts = {member for name in names for member in self._members.get(name, ())}
+        return [name for name in names if name not in parts]
 
     def _sequences(self, request: Request) -> list[Sequence]:
         params = request.params

@@ -6,6 +6,7 @@ import hashlib
 import json
 import shlex
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -90,8 +91,8 @@ def build_governor(
         head = heads.get(name) if "drafters" not in needs_of(name) else heads.get(last_of_cascade(heads) or "")
         if head is not None and head.card is not None:
             alphas[name] = alpha_of(head.card.test.acceptance_length, head.card.test.k)
-    drafters = [*identities, *(name for name in ("prediction",) if name in kept.costs.drafters)]
-    made = controller_class("governor")(kept.costs, list(dict.fromkeys(drafters)), most=most, alphas=alphas)
+    known = {n: kept.costs.drafters[n] for n in (*identities, "prediction") if n in kept.costs.drafters}
+    made = controller_class("governor")(replace(kept.costs, drafters=known), list(known), most=most, alphas=alphas)
     why = f"asked for; it decides by the costs in {kept.path}"
     if (busy := kept.costs.busiest(identities)) is not None:
         why += f", {busy}: outrider profile --refresh measures them again"
