@@ -391,6 +391,8 @@ def test_a_budget_takes_prompts_from_every_category():
     share = fit(many, 3, load, 60.0)
     assert (len(share.prompts), share.measured) == (10, 3)
     assert share.notes == ("the time budget of 60 s holds 10 of 20 prompts",)
+    share = fit(many, 12, load, 60.0)
+    assert (len(share.prompts), share.measured) == (8, 4), "as many candidates as leave eight prompts"
     share = fit(many, 3, load, 20.0)
     assert (len(share.prompts), share.measured, len(share.notes)) == (5, 1, 2)
 

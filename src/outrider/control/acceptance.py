@@ -25,30 +25,37 @@ UNKNOWN = 0.6
 DRIFT, ALARM = 0.5, 4.0
 """A change is noticed when outcomes stray on one side by ALARM standard deviations in sum, DRIFT a round forgiven."""
 LEAST_SD = 0.3
+MOST_UNIT = 1e100
+"""From here on counts are brought back to the size of rounds."""
 
 
 class Counts:
-    """Decaying counts of rounds, by position.
+    """Decaying counts of rounds, by position: all in `unit`s, what the latest round counts for. That grows, instead of
+    all else shrinking.
 
     `tried` had kept all tokens before, `kept` one more; `reached` had drafted all before, `drafted` one more.
     """
 
     def __init__(self, size: int, decay: float) -> None:
-        self.size, self.decay = size, decay
+        self.size, self.decay, self.unit = size, decay, 1.0
         self.tried, self.kept, self.reached, self.drafted = ([0.0] * size for _ in range(4))
 
     def add(self, asked: int, drafted: int, accepted: int) -> None:
         """A round in which `asked` tokens were allowed, `drafted` came and the first `accepted` were kept."""
-        for counts in (self.tried, self.kept, self.reached, self.drafted):
-            counts[:] = [count * self.decay for count in counts]
+        self.unit /= self.decay
+        if self.unit > MOST_UNIT:
+            for counts in (self.tried, self.kept, self.reached, self.drafted):
+                counts[:] = [count / self.unit for count in counts]
+            self.unit = 1.0
         for i in range(min(asked, drafted + 1, self.size)):
-            self.reached[i] += 1.0
-            self.drafted[i] += drafted > i
-            self.tried[i] += accepted >= i
-            self.kept[i] += accepted > i
+            self.reached[i] += self.unit
+            self.drafted[i] += self.unit * (drafted > i)
+            self.tried[i] += self.unit * (accepted >= i)
+            self.kept[i] += self.unit * (accepted > i)
 
     def take(self, other: Counts) -> None:
         """Forgets everything but what `other` knows."""
+        self.unit = other.unit
         self.tried, self.kept = other.tried[:], other.kept[:]
         self.reached, self.drafted = other.reached[:], other.drafted[:]
 
@@ -96,7 +103,7 @@ class SharedAcceptance:
     @property
     def weight(self) -> float:
         """Rounds that it counts for where a request starts."""
-        known = 1.0 if self.carded else min(self.counts.reached[0] / KNOWN_AFTER, 1.0)
+        known = 1.0 if self.carded else min(self.counts.reached[0] / self.counts.unit / KNOWN_AFTER, 1.0)
         return PRIOR_LEAST + (PRIOR_MOST - PRIOR_LEAST) * known
 
     def gains(self) -> tuple[list[float], list[float]]:
@@ -111,11 +118,12 @@ class SharedAcceptance:
         return self._rates
 
     def _estimated(self) -> tuple[list[float], list[float]]:
+        guess = SHARED_WEIGHT * self.counts.unit
+        weight = CARD_WEIGHT * self.counts.unit if self.carded else guess
         kept, drafted, before = [], [], (self.alpha, 1.0)
         for i in range(self.counts.size):
-            weight = CARD_WEIGHT if self.carded else SHARED_WEIGHT
             kept.append(_rate(self.counts.kept[i], self.counts.tried[i], before[0], weight))
-            drafted.append(_rate(self.counts.drafted[i], self.counts.reached[i], before[1], SHARED_WEIGHT))
+            drafted.append(_rate(self.counts.drafted[i], self.counts.reached[i], before[1], guess))
             before = kept[-1], drafted[-1]
         return kept, drafted
 
@@ -171,7 +179,7 @@ class Acceptance:
 
     def _expected(self) -> tuple[list[float], list[float]]:
         shared_kept, shared_drafted = self.shared.rates()
-        slow, weight = self.slow, PRIOR_LEAST if self._changed else self.shared.weight
+        slow, weight = self.slow, self.slow.unit * (PRIOR_LEAST if self._changed else self.shared.weight)
         kept = _sums(_rates(slow.kept, slow.tried, shared_kept, weight))
         drafted = _sums(_rates(slow.drafted, slow.reached, shared_drafted, weight))
         return kept, [max(pair) for pair in zip(kept, drafted, strict=True)]

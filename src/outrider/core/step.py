@@ -140,11 +140,12 @@ def _row_parents(draft: SeqDraft) -> list[int] | None:
 
 
 def _rows(features_MF: Tensor | None, start: int, kept: list[int]) -> Tensor | None:
-    """The features of these rows behind `start`: the pass's own where all of them are kept, else a copy."""
-    if features_MF is None or len(kept) == len(features_MF):
-        return features_MF
-    if kept[-1] == len(kept) - 1:  # they follow one another; picking rows takes ten times as long
-        return features_MF[start : start + len(kept)].clone()
+    """The features of these rows behind `start`. Most often they follow one another: a view, for copying a few rows
+    takes ten times as long."""
+    if features_MF is None:
+        return None
+    if kept[-1] == len(kept) - 1:
+        return features_MF[start : start + len(kept)]
     return features_MF[[start + row for row in kept]]
 
 

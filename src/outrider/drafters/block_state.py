@@ -54,7 +54,7 @@ class BlockState(HeadState):
 
     def settle(self) -> None:
         """All positions before `held` are in the cache."""
-        self._features = []
+        self._hold([])
         self.cache.keep_last(self.window)
 
     def free(self) -> None:

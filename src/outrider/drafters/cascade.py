@@ -47,6 +47,11 @@ class CascadeDrafter:
         self.reads_prediction = any(getattr(d, "reads_prediction", False) for d in self.drafters)
         self.wants = tuple(sorted({layer for d in self.drafters for layer in d.wants}))
 
+    @property
+    def members(self) -> tuple[str, ...]:
+        """The names of its drafters."""
+        return tuple(drafter.name for drafter in self.drafters)
+
     def full_length(self) -> CascadeDrafter:
         """See `chain.full_length`. The last drafter makes all drafts, as where the others find nothing."""
         return CascadeDrafter(drafters=[full_length(self.drafters[-1])])

@@ -37,6 +37,10 @@ class ChainState(ABC):
         """Gives the memory back."""
 
 
+LOOSE = 16
+"""Rounds whose features may be views: each holds all rows of its pass, those that were turned down included."""
+
+
 class HeadState(ChainState):
     """The target's features are known of the positions before `held`; a head sees the last `window` positions."""
 
@@ -45,6 +49,7 @@ class HeadState(ChainState):
         self.window = window
         self.held = 0
         self._features: list[Tensor] = []
+        self._loose = 0
 
     @property
     @abstractmethod
@@ -59,21 +64,29 @@ class HeadState(ChainState):
         """Features of the positions up to `end`. A gap before them starts the head's window anew."""
         start = end - len(features_TF)
         if start != self.held:
-            self._features = []
+            self._hold([])
             self._begin_at(start)
         self._features.append(features_TF)
+        self._loose += 1
         self.held = end
         if end - self.unread > self.window:
-            self._features = [torch.cat(self._features)[-self.window :].clone()]
+            self._hold([torch.cat(self._features)[-self.window :].clone()])
             self._begin_at(end - self.window)
+        elif self._loose == LOOSE:
+            self._hold([*self._features[:-LOOSE], torch.cat(self._features[-LOOSE:])])
 
     def features(self, start: int, stop: int) -> Tensor:
         """[stop - start, F] of these positions, from `unread` on."""
         if len(self._features) != 1:
-            self._features = [torch.cat(self._features)]
+            self._hold([torch.cat(self._features)])
         base = self.held - len(self._features[0])
         return self._features[0][start - base : stop - base]
 
     def free(self) -> None:
-        self._features, self.held = [], 0
+        self._hold([])
+        self.held = 0
         self._begin_at(0)
+
+    def _hold(self, features: list[Tensor]) -> None:
+        """These from now on, none of them a view."""
+        self._features, self._loose = features, 0

@@ -38,7 +38,7 @@ class RecurrentState(HeadState):
 
     def settle(self) -> None:
         """All rows before `held` are in the cache."""
-        self._features = [self.features(self.held - 1, self.held).clone()]
+        self._hold([self.features(self.held - 1, self.held).clone()])
         self.settled = self.held
 
     def free(self) -> None:

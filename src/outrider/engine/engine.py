@@ -76,9 +76,7 @@ class Engine:
         self._ids = itertools.count()
         self._events: list[TokenEvent] = []
         self._constraints: ConstraintFactory | None = None
-        self._members = {
-            name: {member.name for member in getattr(drafter, "drafters", ())} for name, drafter in drafters.items()
-        }
+        self._members: dict[str, tuple[str, ...]] = {n: getattr(d, "members", ()) for n, d in drafters.items()}
 
     def add(self, request: Request) -> int:
         """Queues a request and returns its id. Raises UserError, changing nothing, if it cannot run."""

@@ -9,7 +9,7 @@ from outrider.control.cost_model import CostModel
 from outrider.engine.prompt_file import Conversation
 
 ENOUGH_PROMPTS = 8
-"""With fewer prompts than this for the budget, one candidate is measured instead of several."""
+"""Fewer candidates are measured where the budget would hold fewer prompts than this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,8 @@ def fit(prompts: Seq[Conversation], measured: int, load: Load | None, budget_s: 
     if budget_s is None or whole <= budget_s:
         return Share(list(prompts), measured, whole, ())
     assert budget_s > 0, f"a budget of {budget_s} s"
-    lanes = measured if budget_s >= load.seconds(min(ENOUGH_PROMPTS, len(prompts)), measured) else min(measured, 1)
+    enough = min(ENOUGH_PROMPTS, len(prompts))
+    lanes = next((n for n in range(measured, 1, -1) if load.seconds(enough, n) <= budget_s), min(measured, 1))
     count = max(1, min(len(prompts), int(budget_s / max(load.seconds(1, lanes), 1e-9))))
     seconds = load.seconds(count, lanes)
     notes = [f"the time budget of {budget_s:g} s holds {count} of {len(prompts)} prompts"]
