@@ -97,7 +97,9 @@ def test_the_configuration_says_what_the_verdict_does(tuned, document, folder):
 
 def test_the_report_is_whole_by_itself(tuned, document):
     page = (tuned / "report.html").read_text()
-    assert document["verdict"]["sentence"] in page.split("<section")[0]
+    answer, _, doubts = document["verdict"]["sentence"].partition(" Provisional: ")
+    first_screen = page.split("<section")[0]
+    assert f"{answer}<small>Provisional: {doubts}</small>" in first_screen
     assert re.findall(r'<svg viewBox="[^"]+" role="img" aria-labelledby="(\w+)-t \1-d">', page) == PLOTS
     for name in PLOTS:
         assert re.search(f'<title id="{name}-t">.+?</title><desc id="{name}-d">.+?</desc>', page)

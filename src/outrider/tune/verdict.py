@@ -57,18 +57,28 @@ class Verdict:
 
     `about` is the fastest candidate, whether it is worth it or not; None where there was none to try. `interval` is
     that of the measured ratio; `equal` names the measured candidates that cannot be told apart from it. With `doubts`
-    the verdict is provisional.
+    the `answer` is provisional.
     """
 
     about: Prediction | None
     chosen: Candidate | None
     ratio: float
     measured: bool
-    sentence: str
+    answer: str
     reasons: tuple[str, ...]
     doubts: tuple[str, ...] = ()
     interval: Interval | None = None
     equal: tuple[str, ...] = ()
+
+    @property
+    def reserve(self) -> str:
+        """Why the answer is provisional; empty where it is not."""
+        return f"Provisional: {', and '.join(self.doubts)}." if self.doubts else ""
+
+    @property
+    def sentence(self) -> str:
+        """The answer, and its reserve."""
+        return f"{self.answer} {self.reserve}".rstrip()
 
     def to_json(self) -> dict[str, object]:
         chosen = self.chosen
@@ -127,8 +137,8 @@ def decide(
         changed = {check.lane for check in found if check.diverged}
         left = [one for one in predicted.candidates if one.candidate.name not in changed]
         if not left:
-            sentence = "Leave speculation off: every candidate changed answers."
-            return Verdict(None, None, 1.0, False, sentence, tuple(_broken(found)), tuple(doubts))
+            answer = "Leave speculation off: every candidate changed answers."
+            return Verdict(None, None, 1.0, False, answer, tuple(_broken(found)), tuple(doubts))
         prediction = left[0]
         how = "predicted, not measured soundly" if tried else "predicted, not measured"
         reasons = [*_why(prediction, None), *_others(predicted, prediction, sound), *_broken(found)]
@@ -149,18 +159,22 @@ def _said(made: Verdict, how: str, temperature: float, on_paper: Callable[[Predi
     prediction = made.about
     assert prediction is not None
     figure = f"{made.ratio:.2f} x plain ({how}{f', at temperature {temperature:g}' if temperature else ''})"
-    later = f" Provisional: {', and '.join(made.doubts)}." if made.doubts else ""
     if made.ratio >= MATTERS:
         candidate = prediction.candidate
-        same = f"; {' and '.join(made.equal)} {'are' if len(made.equal) > 1 else 'is'} equal here" if made.equal else ""
-        sentence = f"Use {candidate.drafter} with {_tokens(candidate.k)} a round: {figure}{same}.{later}"
-        return replace(made, chosen=candidate, sentence=sentence)
-    sentence = f"Leave speculation off: the best candidate, {prediction.candidate.name}, is {figure}.{later}"
+        same = f"; {_listed(made.equal)} {'are' if len(made.equal) > 1 else 'is'} equal here" if made.equal else ""
+        answer = f"Use {candidate.drafter} with {_tokens(candidate.k)} a round: {figure}{same}."
+        return replace(made, chosen=candidate, answer=answer)
+    answer = f"Leave speculation off: the best candidate, {prediction.candidate.name}, is {figure}."
     if made.measured and prediction.ratio >= MATTERS:
         doubt = f"it was predicted at {prediction.ratio:.2f} x: the two disagree, so repeat this on an idle machine"
-        return replace(made, sentence=sentence, reasons=(*made.reasons, doubt))
+        return replace(made, answer=answer, reasons=(*made.reasons, doubt))
     missing = _what_would_pay(on_paper(prediction))
-    return replace(made, sentence=sentence, reasons=(*made.reasons, *missing))
+    return replace(made, answer=answer, reasons=(*made.reasons, *missing))
+
+
+def _listed(names: Seq[str]) -> str:
+    """ "a, b and c"."""
+    return " and ".join([part for part in (", ".join(names[:-1]), names[-1]) if part])
 
 
 def _measured(check: Check) -> str:
