@@ -110,8 +110,8 @@ def _map(tuned: Tuned, about: Prediction, cost: Cost) -> Plot:
     sentence = (
         f"Speed over plain by how often a draft token is kept (alpha) and what it costs (c), for drafts of {k} "
         f"token{'s' if k > 1 else ''} and this machine's pass times, in rounds that have a draft; the numbered dots "
-        "are the drafters here, each at its best length (the verdict's as chosen). Drafting: the share of its rounds that "
-        "have a draft."
+        "are the drafters here, each at its best length (the verdict's as chosen). Drafting: the share of its rounds "
+        "that have a draft."
     )
     edges = ("below 0.5 x", "0.5", "0.7", "0.85", "1 x and more", "1.2", "1.5", "2 x and more")
     legend = [(text, f"--m{number}") for number, text in enumerate(edges)]
