@@ -80,9 +80,11 @@ def test_a_draft_costs_no_less_than_it_takes(clock):
 
 def test_the_pace_is_what_plain_rounds_take_now(clock):
     llm = timed_llm(clock, 0.0)
-    assert measured_costs.pace(llm, COSTS, 50) == pytest.approx(SLOWER_DAY)
+    now = measured_costs.pace(llm, COSTS, 50)
+    assert now.slower == pytest.approx(SLOWER_DAY)
+    assert now.read_s == pytest.approx(SLOWER_DAY * PASS[1] / 50), "the prompt is free here, and its round has one row"
     dearer = CostModel.measured({0: {1: 1.0}, 100: {1: 2.0}}, {1: 0.0}, {1: 0.0}, 0.0, {})
     for context, behind in ((20, 20), (50, 50), (10**6, llm.engine.target.context_length - 34)):
         usual = 1 + (behind + 16) / 100
-        assert measured_costs.pace(llm, dearer, context) == pytest.approx(SLOWER_DAY / usual)
+        assert measured_costs.pace(llm, dearer, context).slower == pytest.approx(SLOWER_DAY / usual)
     llm.engine.check_integrity()

@@ -12,6 +12,7 @@ from outrider import LLM, SamplingParams
 from outrider.bench.interval import Interval
 from outrider.bench.lanes import Lane
 from outrider.bench.measure import bench
+from outrider.bench.measured_costs import Pace
 from outrider.bench.summary import ALL, between, summarise
 from outrider.core.draft import SeqDraft
 from outrider.drafters.block_files import write_block
@@ -334,7 +335,7 @@ def test_predictions_are_at_the_pace_of_now():
 
 @pytest.mark.parametrize(("pace", "noted"), [(0.7, True), (0.8, False), (1.25, False), (1.4, True)])
 def test_a_machine_that_is_another_than_when_costs_were_kept_gets_a_note(monkeypatch, pace, noted):
-    monkeypatch.setattr("outrider.tune.run.pace", lambda llm, costs, context: pace)
+    monkeypatch.setattr("outrider.tune.run.pace", lambda llm, costs, context: Pace(pace, 0.0))
     llm = llm_of(good=scripted(lambda position: True), bad=scripted(lambda position: False))
     tuned = tune(llm, PROMPTS, SamplingParams(max_tokens=12), wanted(), FLAT, raw=True, bar=no_bar)
     assert any(note.startswith(f"a plain round takes {pace:.2f} x") for note in tuned.notes()) is noted
@@ -355,13 +356,13 @@ def test_lanes_that_gave_the_same_cannot_be_told_apart():
 
 def test_a_budget_holds_no_more_candidates_than_there_are(monkeypatch):
     """A wish for all of them is no wish for a hundred, which this budget would not hold."""
-    monkeypatch.setattr("outrider.tune.run.pace", lambda llm, costs, context: 1.0)
+    monkeypatch.setattr("outrider.tune.run.pace", lambda llm, costs, context: Pace(1.0, 0.1))
     llm = llm_of(good=scripted(lambda position: True), bad=scripted(lambda position: False))
     asked = replace(wanted(measure=99), time_budget=600.0)
     tuned = tune(llm, PROMPTS, SamplingParams(max_tokens=12), asked, FLAT, raw=True, bar=no_bar)
     assert (asked.candidates, tuned.share.measured) == (6, 6)
     assert len(tuned.checks) == 1 + 6
-    monkeypatch.setattr("outrider.tune.run.pace", lambda llm, costs, context: 10.0)
+    monkeypatch.setattr("outrider.tune.run.pace", lambda llm, costs, context: Pace(10.0, 1.0))
     slow = tune(llm, PROMPTS, SamplingParams(max_tokens=12), asked, FLAT, raw=True, bar=no_bar)
     assert (slow.share.measured, len(slow.checks)) == (1, 2), "ten times as slow, it holds one"
 
@@ -369,11 +370,11 @@ def test_a_budget_holds_no_more_candidates_than_there_are(monkeypatch):
 def test_the_work_includes_the_reading_of_prompts():
     slow = replace(FLAT.drafters["bad"], catch_up_s=0.5)
     costs = replace(FLAT, drafters={"good": FLAT.drafters["good"], "bad": slow})
-    load = load_of(costs, ["good", "bad"], 8, 10, temperatures=[0.0, 1.0], repeat=3, prompt_tokens=16)
+    load = load_of(costs, ["good", "bad"], 8, 10, temperatures=[0.0, 1.0], repeat=3, prompt_tokens=16, read_s=1.0)
     reading, drafting = 1.0 + 8.0, 10 * 0.8
     assert load.record_s == pytest.approx(2 * (reading + 10 + drafting))
     assert load.lane_s == pytest.approx(3 * (reading + 10))
-    one = {"repeat": 1, "prompt_tokens": 16}
+    one = {"repeat": 1, "prompt_tokens": 16, "read_s": 1.0}
     cold, warm = (load_of(uneven("good"), ["good"], 8, 10, temperatures=[t], **one) for t in (0.0, 1.0))
     assert warm.record_s - cold.record_s == pytest.approx(10 * (0.03 + 1.6))
     assert warm.lane_s - cold.lane_s == pytest.approx(10 * 0.03)

@@ -177,16 +177,25 @@ def measure_target(llm: LLM, seen: Profile | None = None) -> CostModel:
     return CostModel.measured(passes, _medians(greedy), _medians(sampled), outside_s, {})
 
 
-def pace(llm: LLM, costs: CostModel, context: float) -> float:
-    """How long plain rounds behind about `context` tokens take now, relative to `costs`: above 1 the machine is slower
-    than it was. 1 where the context of an idle `llm` leaves no room for a round."""
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """What plain rounds take now over what costs have (`slower`: above 1 the machine is slower than it was), and the
+    seconds in which the target reads a token of a prompt."""
+
+    slower: float
+    read_s: float
+
+
+def pace(llm: LLM, costs: CostModel, context: float) -> Pace:
+    """Of an idle `llm`, behind about `context` tokens. As the costs have it where its context leaves no room."""
     before = max(1, min(round(context), llm.engine.target.context_length - PACE_ROUNDS - 2))
     with plain_rounds(llm, text_ids(llm, before), PACE_ROUNDS) as plain:
         for _ in range(PACE_ROUNDS):
             plain.step()
     if not plain.seconds:
-        return 1.0
-    return _median(plain.seconds) / costs.round_s(1, before + PACE_ROUNDS / 2, greedy=True)
+        return Pace(1.0, costs.pass_s(1, before))
+    round_s = _median(plain.seconds)
+    return Pace(round_s / costs.round_s(1, before + PACE_ROUNDS / 2, greedy=True), plain.prompt_s / before)
 
 
 def _serves(seen: Profile, contexts: Seq[int], rows: Seq[int]) -> bool:

@@ -113,9 +113,11 @@ class TimedDrafter:
 
 
 class PlainRounds:
-    """Plain decoding of one request, a round a call; `seconds` of each, and those of them `outside_s` the pass."""
+    """Plain decoding of one request, a round a call; `seconds` of each, and those of them `outside_s` the pass.
+    `prompt_s` are those of the prompt, the first round included."""
 
     def __init__(self, engine: Engine, watch: Stopwatch) -> None:
+        self.prompt_s = 0.0
         self.seconds: list[float] = []
         self.outside_s: list[float] = []
         self._engine, self._watch = engine, watch
@@ -145,7 +147,9 @@ def plain_rounds(llm: LLM, ids: list[int], count: int) -> Iterator[PlainRounds]:
         params = SamplingParams(max_tokens=tokens, ignore_eos=True)
         request_id = engine.add(Request(ids, params, Speculation("none", 0)))
         try:
+            began = time.perf_counter()
             engine.step()
+            rounds.prompt_s = time.perf_counter() - began
             yield rounds
         finally:
             engine.cancel(request_id)

@@ -47,11 +47,11 @@ def load_of(
     temperatures: Seq[float],
     repeat: int,
     prompt_tokens: float,
+    read_s: float,
     beside: int = 1,
 ) -> Load:
-    """By the cost model, for answers of `tokens` tokens behind prompts of `prompt_tokens`; lanes are measured at the
-    first temperature. A prompt is read in wide passes, by the target and by whoever drafts."""
-    read_s = costs.pass_s(prompt_tokens, prompt_tokens / 2)
+    """By the cost model, for answers of `tokens` tokens behind prompts of `prompt_tokens`, which the target reads in
+    `read_s`, and whoever drafts, too; lanes are measured at the first temperature."""
     reading_s = [costs.catch_up_s(name, round(prompt_tokens)) for name in drafters]
 
     def plain_s(temperature: float) -> float:

@@ -112,8 +112,8 @@ def tune(
     share = _share(llm, prompts, params, wanted, costs, raw, peer)
     records = list(_records(llm, share.prompts, params, wanted, raw, bar))
     context = _context(records[0])
-    now = pace(llm, costs, context)
-    costs = costs.times(now)
+    slower = pace(llm, costs, context).slower
+    costs = costs.times(slower)
     predicted = [predict(one, wanted.drafters, wanted.ks, costs) for one in records]
     first = predicted[0]
     measured = _measured(llm, share, params, wanted, first, raw, bar, peer)
@@ -131,7 +131,7 @@ def tune(
         wanted,
         share,
         costs,
-        now,
+        slower,
         predicted,
         [profiles(one, wanted.drafters) for one in records],
         measured,
@@ -156,14 +156,16 @@ def _share(
     if wanted.time_budget is None:
         return fit(prompts, wanted.most_measured, None, None)
     length = fmean(len(ids) for _, ids in _encoded(llm, prompts, raw))
+    now = pace(llm, costs, length)
     load = load_of(
-        costs.times(pace(llm, costs, length)),
+        costs.times(now.slower),
         wanted.drafters,
         max(wanted.ks),
         params.max_tokens or 256,
         temperatures=wanted.temperatures,
         repeat=wanted.repeat,
         prompt_tokens=length,
+        read_s=now.read_s * length,
         beside=1 + (peer is not None),
     )
     return fit(prompts, wanted.most_measured, load, wanted.time_budget)
