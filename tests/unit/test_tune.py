@@ -253,6 +253,19 @@ def test_what_changed_answers_is_never_recommended(predicted):
     ]
 
 
+def test_a_lane_that_drafted_nothing_wins_nothing(predicted):
+    found = [measured("plain", 1.0), measured("good K=4", 1.08, drafted=False), measured("good K=2", 1.05)]
+    assert decided(predicted, found).chosen == Candidate("good", 2)
+    assert not decided(predicted, found[:2]).measured
+
+
+def test_where_plain_decoding_fails_nothing_is_said_of_drafters(predicted):
+    failed = {"differing": 3, "diverged": 3}
+    verdict = decided(predicted, [measured("plain", 1.0, **failed), measured("good K=4", 1.0, **failed)])
+    assert (verdict.chosen, verdict.reasons) == (None, ())
+    assert verdict.answer == "Leave speculation off: plain decoding itself gave no usable answer to 3 prompts."
+
+
 def test_a_verdict_is_no_firmer_than_its_figures(predicted):
     found = [measured("plain", 1.0), measured("good K=4", 1.2), measured("good K=2", 1.25, interval=Interval(1.1, 1.4))]
     verdict = decided(predicted, found, between={"good K=4": Interval(0.9, 1.2)})

@@ -12,6 +12,7 @@ from collections import Counter, deque
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from outrider.control.acceptance import Acceptance, SharedAcceptance
 from outrider.control.cost_model import CostModel, draft_steps
@@ -36,6 +37,7 @@ ANSWER = 256
 """Tokens that an answer is taken to have where nothing bounds it: over them a drafter earns what its start costs."""
 CONTEXT_STEP = 128
 """Costs are looked up for contexts in steps of so many tokens."""
+NO_MEMBERS: Mapping[str, Seq[str]] = MappingProxyType({})
 LOG_LENGTH = 64
 """Decisions that are kept of a sequence, the latest."""
 
@@ -87,8 +89,8 @@ class _State:
     standing option. `best` is the best option of each drafter. `purse_s` is what may be spent on probes, into which
     `share` of its time goes; `probes` are those of the drafters that are off, with what each is expected to lose when
     its drafter has caught up; `idle` counts the tokens that each drafter has not read, all of the prompt at first,
-    `waited` the rounds since it drafted, `quiet` those since the options were weighed. `why` is what came up since
-    then.
+    `members` are those whose drafts a drafter hands on; `waited` the rounds since it drafted, `quiet` those since the
+    options were weighed. `why` is what came up since then.
     """
 
     acceptance: dict[str, Acceptance]
@@ -104,6 +106,7 @@ class _State:
     share: float = PROBE_SHARE
     probes: list[tuple[Option, float]] = field(default_factory=list)
     news: bool = True
+    members: dict[str, list[str]] = field(default_factory=dict)
     rounds: int = 0
     quiet: int = 0
     length: int = 0
@@ -146,12 +149,13 @@ class GovernorController:
         self._rounds_s: dict[tuple[int, bool], list[float]] = {}
         self._draft_s: dict[tuple[str, int, bool], list[float]] = {}
 
-    def open(self, seq: Sequence, drafters: Seq[str]) -> None:
+    def open(self, seq: Sequence, drafters: Seq[str], members: Mapping[str, Seq[str]] = NO_MEMBERS) -> None:
         usable = [name for name in drafters if name in self.shared]
         greedy = seq.params.greedy
         purse_s = PROBE_START * self._round_s(1, seq.prompt_len, greedy)
         state = _State({name: Acceptance(self.shared[name]) for name in usable}, greedy, purse_s)
         state.length = len(seq.tokens)
+        state.members = {name: [own for own in members.get(name, ()) if own in usable] for name in usable}
         state.idle, state.waited = dict.fromkeys(usable, state.length), dict.fromkeys(usable, 0)
         self._states[seq.id] = state
 
@@ -288,6 +292,19 @@ class GovernorController:
         ]
         return self._option(state, drafter, 1 + rates.index(max(rates)))
 
+    def _bests(self, seq: Sequence, state: _State, plain_rate: float, others: _Others) -> dict[str, Option]:
+        """The best option of each drafter. One that hands on what others draft stands for these as long as it pays: it
+        chooses between them by their drafts, and to tell them apart here costs more than it gains."""
+        best: dict[str, Option] = {}
+        passed_over: set[str] = set()
+        for name in sorted(state.acceptance, key=lambda name: not state.members[name]):
+            if name in passed_over:
+                continue
+            best[name] = self._best(seq, state, name, others)
+            if state.members[name] and self._rate(seq, state, best[name], others) > plain_rate:
+                passed_over.update(state.members[name])
+        return best
+
     def _weigh(self, seq: Sequence, state: _State, others: _Others, batch: int) -> None:
         """Makes the best option the standing one, where it is better by the margin."""
         room = state.room
@@ -295,7 +312,7 @@ class GovernorController:
         stay = self._option(state, state.chosen.drafter, min(state.chosen.k, room))
         best, best_rate = stay, self._rate(seq, state, stay, others)
         stay_rate = best_rate
-        state.best = {name: self._best(seq, state, name, others) for name in state.acceptance} if room else {}
+        state.best = self._bests(seq, state, self._rate(seq, state, plain, others), others) if room else {}
         for option in [plain, *state.best.values()]:
             rate = self._rate(seq, state, option, others)
             margin = (MARGIN_K if option.drafter == stay.drafter else MARGIN) / batch  # the rate is the whole batch's

@@ -5,7 +5,7 @@ Shapes: m rows of one segment, M rows of a pass, V vocabulary, F feature width.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
@@ -262,8 +262,9 @@ class Controller(Protocol):
 class Governor(Controller, Protocol):
     """A controller that also says who drafts."""
 
-    def open(self, seq: Sequence, drafters: Seq[str]) -> None:
-        """A sequence is queued; one of these may draft in each of its rounds."""
+    def open(self, seq: Sequence, drafters: Seq[str], members: Mapping[str, Seq[str]]) -> None:
+        """A sequence is queued; one of these may draft in each of its rounds. `members`: by drafter, those whose drafts
+        it hands on."""
         ...
 
     def drafter(self, seq: Sequence) -> str:

@@ -93,11 +93,14 @@ def may_ride(asked: Seq[str], k: int | None) -> bool:
     return k != 0 if not asked else any(needs_of(name) & {"head", "drafters"} for name in asked)
 
 
-def choose_drafters(asked: list[str], heads: Mapping[str, OpenedHead], k: int | None) -> tuple[list[str], Decision]:
+def choose_drafters(
+    asked: list[str], heads: Mapping[str, OpenedHead], k: int | None, *, governed: bool
+) -> tuple[list[str], Decision]:
     if not asked:
         chosen = default_drafter(heads, k)
         return [chosen.value], chosen
-    return asked, Decision("drafter", ", ".join(asked), "the first is used unless a request names another")
+    who = "a governor chooses between them" if governed else "the first is used"
+    return asked, Decision("drafter", ", ".join(asked), f"{who} unless a request names another")
 
 
 def choose_k(k: int | None, drafter: str, heads: Mapping[str, OpenedHead]) -> tuple[int, Decision]:

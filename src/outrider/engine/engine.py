@@ -92,7 +92,7 @@ class Engine:
             names = self._may_draft(request, method, seq.rule)
             self.router.assign(seq, *names)
             if self._governor is not None:
-                self._governor.open(seq, names)
+                self._governor.open(seq, names, self._members)
             self.scheduler.add(seq)
         self._jobs[job.id] = job
         return job.id
@@ -175,15 +175,12 @@ class Engine:
             raise RequestError("stop strings and json_schema need a tokenizer: this engine was given none")
 
     def _may_draft(self, request: Request, method: str, rule: Verifier) -> list[str]:
-        """The request's drafter, and behind it those that a governor may switch to. A cascade stands for its members:
-        it chooses between them by their drafts, which a governor may not see."""
+        """The request's drafter, and behind it those that a governor may switch to."""
         if self._governor is None or request.speculation.method is not None:
             return [method]
         passed_over = {method, NO_DRAFTER} | (set() if request.prediction is not None else {"prediction"})
         others = {name: drafter for name, drafter in self.router.drafters.items() if name not in passed_over}
-        names = [method, *(n for n, other in others.items() if not unjudgeable(n, other, rule, self.target))]
-        parts = {member for name in names for member in self._members.get(name, ())}
-        return [name for name in names if name not in parts]
+        return [method, *(n for n, other in others.items() if not unjudgeable(n, other, rule, self.target))]
 
     def _sequences(self, request: Request) -> list[Sequence]:
         params = request.params

@@ -122,8 +122,8 @@ class LLM:
             if rides or (draft is None and may_ride(asked, k))
             else {}
         )
-        names, chosen = choose_drafters(asked, heads, k)
         self.controller_name, governed = controller, controller == "governor"
+        names, chosen = choose_drafters(asked, heads, k, governed=governed)
         self.k, why_k = choose_most(k) if governed else choose_k(k, names[0], heads)
         self.opened: LoadedModel | None = target
         self.opened_draft = draft

@@ -69,7 +69,8 @@ def fit(prompts: Seq[Conversation], measured: int, load: Load | None, budget_s: 
     """The most prompts that the budget holds, spread over the categories; all of them without one, or where the load is
     not known."""
     if load is None:
-        return Share(list(prompts), measured, None, ())
+        notes = [] if budget_s is None else ["what the time budget holds cannot be told before the models are here"]
+        return Share(list(prompts), measured, None, tuple(notes))
     whole = load.seconds(len(prompts), measured)
     if budget_s is None or whole <= budget_s:
         return Share(list(prompts), measured, whole, ())
@@ -78,7 +79,7 @@ def fit(prompts: Seq[Conversation], measured: int, load: Load | None, budget_s: 
     lanes = next((n for n in range(measured, 1, -1) if load.seconds(enough, n) <= budget_s), min(measured, 1))
     count = max(1, min(len(prompts), int(budget_s / max(load.seconds(1, lanes), 1e-9))))
     seconds = load.seconds(count, lanes)
-    notes = [f"the time budget of {budget_s:g} s holds {count} of {len(prompts)} prompts"]
+    notes = [f"the time budget of {budget_s:g} s holds {count} of {len(prompts)} prompts"] * (count < len(prompts))
     if lanes < measured:
         notes.append(f"the time budget holds the measurement of {lanes} candidate(s) instead of {measured}")
     if seconds > budget_s:

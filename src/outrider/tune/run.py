@@ -90,8 +90,8 @@ class Tuned:
             said += [f"drafter {name} failed{at} and was left out: {why}" for name, why in failed]
         for profile in self.profiles[0]:
             if profile.category == ALL and not any(profile.by_position):
-                what = "would have been kept" if profile.by_position else "was drafted"
-                said.append(f"drafter {profile.drafter}: not one draft token {what}")
+                what = "not one draft token would have been kept" if profile.by_position else "nothing was drafted"
+                said.append(f"drafter {profile.drafter}: {what}")
         return said + (self.measured.notes if self.measured else []) + summary_notes(self.summaries)
 
 

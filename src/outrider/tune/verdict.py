@@ -19,7 +19,8 @@ class Check:
     measured figure; None where there is nothing to compare with. `implausible`: faster than its tokens a round allow.
 
     The measured ratio is over `prompts` prompts, `interval` its interval; `undecided` says why bench would decide
-    nothing on it. `tokens_per_round`, and of a round the shares of target passes and of drafting, as measured.
+    nothing on it. `tokens_per_round`, and of a round the shares of target passes and of drafting, as measured;
+    whether anything was `drafted`.
     """
 
     lane: str
@@ -36,6 +37,7 @@ class Check:
     tokens_per_round: float | None = None
     target_share: float | None = None
     draft_share: float | None = None
+    drafted: bool = True
 
     @property
     def error(self) -> float | None:
@@ -113,7 +115,8 @@ def checks(predicted: Predicted, summaries: Seq[LaneSummary]) -> list[Check]:
         over = (summary.speedup.rows, summary.speedup.totals_interval) if summary.speedup else (0, None)
         length = summary.stats.acceptance_length if summary.stats.rounds else None
         shares = (length, summary.target_share, summary.draft_share)
-        found.append(Check(summary.lane, tok_s, *told, *over, why_undecided(summary), *shares))
+        drafted = summary.stats.drafted > 0
+        found.append(Check(summary.lane, tok_s, *told, *over, why_undecided(summary), *shares, drafted))
     return found
 
 
@@ -130,7 +133,10 @@ def decide(
     make the verdict provisional.
     """
     tried = [check for check in found if check.lane != PLAIN and check.measured_ratio]
-    sound = [check for check in tried if not check.diverged and not check.implausible]
+    sound = [check for check in tried if check.drafted and not check.diverged and not check.implausible]
+    if failed := sum(check.diverged for check in found if check.lane == PLAIN):
+        answer = f"Leave speculation off: plain decoding itself gave no usable answer to {_prompts(failed)}."
+        return Verdict(None, None, 1.0, False, answer, (), tuple(doubts))
     if not predicted.candidates:
         return Verdict(None, None, 1.0, False, "Leave speculation off: no drafter could be tried.", (), tuple(doubts))
     if not sound:
@@ -260,8 +266,8 @@ def _what_would_pay(paper: OnPaper) -> list[str]:
     if alpha is None and c is None:
         v = paper.cost.v(k + 1)
         return [
-            f"checking {k + 1} rows costs {v:.2f} passes over one, which neither drafts that are always right nor "
-            "drafts that cost nothing would repay"
+            f"a draft token costs {paper.cost.c:.2f} passes over one row and checking {k + 1} rows {v:.2f}: neither "
+            f"drafts that are always right nor drafts that cost nothing, of which {paper.alpha:.0%} are kept, would do"
         ]
     kept = f"each draft token were kept with probability {alpha or 1:.2f} or more (here {paper.alpha:.2f})"
     cheap = f"a draft token cost {c or 0:.2f} of a pass or less (here {paper.cost.c:.2f})"
