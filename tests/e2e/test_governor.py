@@ -86,14 +86,20 @@ def test_a_useless_drafter_is_left_in_peace() -> None:
     assert seconds <= 300 / 0.97
 
 
+def cascaded(*names, answer, costs):
+    """An LLM with these drafters and a cascade of others like them; `costs` by drafter, else 0.1 a token."""
+    _, drafters = governed(names, answer)
+    members = [Scripted(name, drafters[name]._draft) for name in names]
+    told = {name: costs.get(name, [0.1 * k for k in range(1, 9)]) for name in (*names, "cascade")}
+    drafters = {**drafters, "cascade": CascadeDrafter(drafters=members)}
+    governor = GovernorController(one_context(PASSES, told), list(drafters))
+    return LLM.from_parts(random_table(V, seed=1), drafters, controller=governor)
+
+
 def test_a_drafter_of_drafters_stands_for_its_members() -> None:
     """As long as it pays; a request that names one gets it."""
     answer = plain_answer()
-    llm, drafters = governed(["wrong", "right"], answer)
-    cascade = CascadeDrafter(drafters=[Scripted(name, drafters[name]._draft) for name in ("right", "wrong")])
-    costs = one_context(PASSES, {name: [0.1 * k for k in range(1, 9)] for name in ("right", "wrong", "cascade")})
-    governor = GovernorController(costs, ["wrong", "right", "cascade"])
-    llm = LLM.from_parts(random_table(V, seed=1), {**drafters, "cascade": cascade}, controller=governor)
+    llm = cascaded("right", "wrong", answer=answer, costs={})
     [result] = llm.generate([2], PARAMS)
     assert result.token_ids == answer
     assert result.stats.accepted > 0
@@ -107,12 +113,7 @@ def test_a_drafter_of_drafters_stands_for_its_members() -> None:
 def test_members_of_what_does_not_pay_are_weighed() -> None:
     """A cascade that is too dear to be tried does not keep what is cheap from drafting."""
     answer = plain_answer()
-    llm, drafters = governed(["right"], answer)
-    dear = CascadeDrafter(drafters=[Scripted("right", drafters["right"]._draft)])
-    costs = one_context(PASSES, {"right": [0.01] * 8, "cascade": [9.0] * 8})
-    governor = GovernorController(costs, ["right", "cascade"])
-    llm = LLM.from_parts(random_table(V, seed=1), {**drafters, "cascade": dear}, controller=governor)
-    [result] = llm.generate([2], PARAMS)
+    [result] = cascaded("right", answer=answer, costs={"cascade": [9.0] * 8}).generate([2], PARAMS)
     assert result.token_ids == answer
     assert result.stats.rounds < 30
     assert result.completions[0].switches[-1].drafter == "right"
@@ -120,11 +121,7 @@ def test_members_of_what_does_not_pay_are_weighed() -> None:
 
 def test_a_member_that_breaks_takes_no_drafter_with_it() -> None:
     answer = plain_answer()
-    llm, drafters = governed(["raises", "right"], answer)
-    cascade = CascadeDrafter(drafters=[Scripted("raises", broken), Scripted("right", drafters["right"]._draft)])
-    costs = one_context(PASSES, {name: [0.1 * k for k in range(1, 9)] for name in ("raises", "right", "cascade")})
-    governor = GovernorController(costs, ["raises", "right", "cascade"])
-    llm = LLM.from_parts(random_table(V, seed=1), {**drafters, "cascade": cascade}, controller=governor)
+    llm = cascaded("raises", "right", answer=answer, costs={})
     [result] = llm.generate([2], PARAMS)
     assert result.token_ids == answer
     assert result.stats.accepted > 0

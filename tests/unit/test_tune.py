@@ -28,10 +28,11 @@ from outrider.drafters.ngram import NgramDrafter
 from outrider.drafters.suffix import SuffixDrafter
 from outrider.engine.prompt_file import Conversation
 from outrider.errors import ConfigError
+from outrider.sim.theory import Cost
 from outrider.tune.budget import Load, fit, load_of, spread
 from outrider.tune.configuration import read_configuration, write_configuration
 from outrider.tune.drafters import possible_drafters
-from outrider.tune.predict import Candidate, on_paper, predict, profiles
+from outrider.tune.predict import Candidate, OnPaper, on_paper, predict, profiles
 from outrider.tune.record import Answer, Asked, Record, record
 from outrider.tune.replay import replay, rounds
 from outrider.tune.run import Wanted, tune
@@ -321,6 +322,17 @@ def test_a_useless_drafter_is_left_off_with_the_figures_that_would_pay():
     )
     assert any(missing in reason for reason in verdict.reasons)
     assert any("not one draft token would have been kept" in note for note in tuned.notes())
+
+
+def test_what_neither_sureness_nor_cheapness_would_repay_is_said_with_both():
+    llm = llm_of(bad=scripted(lambda position: False))
+    recorded = record(llm, encoded(llm), SamplingParams(max_tokens=24), ["bad"], 2, "greedy")
+    paper = OnPaper(0.1, 2, Cost(c=12.4), 1.1, None, None)
+    verdict = decide(predict(recorded, ["bad"], [2], FLAT), [], lambda one: paper, lambda lane, other: None)
+    assert verdict.reasons[-1] == (
+        "a draft token costs 12.40 passes over one row and checking 3 rows 1.00: neither drafts that are always right "
+        "nor drafts that cost nothing, of which 10% are kept, would do"
+    )
 
 
 def test_the_best_are_measured_beside_plain_and_compared_with_their_prediction():

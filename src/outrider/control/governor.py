@@ -252,8 +252,10 @@ class GovernorController:
             self._draft_s[key] = [self.costs.draft_s(drafter, k, batch, greedy=greedy) for k in range(self.most + 1)]
         return self._draft_s[key]
 
-    def _drafting(self, state: _State, drafter: str) -> _Drafting:
-        return _Drafting(drafter, state.acceptance[drafter].makers.shares() or {drafter: 1.0}, state.greedy)
+    def _drafting(self, state: _State, drafter: str, seen: Acceptance | SharedAcceptance | None = None) -> _Drafting:
+        """By the makers of this sequence's drafts, or of those that were `seen`."""
+        makers = (seen or state.acceptance[drafter]).makers
+        return _Drafting(drafter, makers.shares() or {drafter: 1.0}, state.greedy)
 
     def _draft_of(self, how: _Drafting, steps: float, batch: int) -> float:
         """One of `batch` drafts that are made together."""
@@ -368,8 +370,7 @@ class GovernorController:
     def _has_paid(self, seq: Sequence, state: _State, drafter: str) -> bool:
         """Whether a drafter pays by what all requests have shown."""
         kept, drafted = self.shared[drafter].gains()
-        context = len(seq.tokens)
-        how = _Drafting(drafter, self.shared[drafter].makers.shares() or {drafter: 1.0}, state.greedy)
+        context, how = len(seq.tokens), self._drafting(state, drafter, self.shared[drafter])
         plain_s = self._round_s(1, context, state.greedy)
         return any(
             (1 + kept[k]) * plain_s
